@@ -1,0 +1,211 @@
+//! What a vendor must provide. Nothing in here knows what an all-reduce is.
+
+use std::fmt::Debug;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::kernel::Kernel;
+
+/// Family of devices, the first key of the tuning table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceFamily {
+    /// CPU threads.
+    Host,
+    /// NVIDIA GPUs.
+    Nvidia,
+    /// AMD GPUs.
+    Amd,
+}
+
+/// What connects two devices, the second key of the tuning table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Link {
+    /// They are one device.
+    SameDevice,
+    /// The CPU's own memory.
+    Host,
+    /// NVLink.
+    NvLink,
+    /// Infinity Fabric.
+    Xgmi,
+    /// PCI Express.
+    Pcie,
+}
+
+/// Description of a device; data, so that a refusal can name it.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Product name.
+    pub name: String,
+    /// Identity that does not change with enumeration order.
+    pub uuid: String,
+    /// PCI address, if it has one.
+    pub pci: Option<String>,
+    /// Code architecture, such as `sm_90` or `x86_64`.
+    pub arch: String,
+    /// Family, for tuning.
+    pub family: DeviceFamily,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Multiprocessors, compute units or CPU cores.
+    pub compute_units: u32,
+    /// Ticks a second of the clock that kernels read for their deadlines.
+    pub clock_hz: u64,
+    /// Most threads in one block.
+    pub max_block_threads: u32,
+}
+
+/// Whether one device can reach another's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerAccess {
+    /// What connects them.
+    pub link: Link,
+    /// `None` when access is possible, else the reason why not.
+    pub refusal: Option<String>,
+}
+
+/// Who can reach an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// This device, for a user's data.
+    Device,
+    /// This device and its peers, while kernels run; uncached on AMD.
+    PeerVisible,
+    /// This device and the host, while kernels run. [`Backend::host_pointer`] gives the host's view.
+    HostMapped,
+}
+
+/// Identity of a stream, unique among the live streams of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(pub u64);
+
+/// One launch of one kernel with one plain parameter struct.
+#[derive(Debug)]
+pub struct Launch<'a, B: Backend> {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// The bytes of the kernel's parameter struct.
+    pub params: &'a [u8],
+    /// Memory that the kernel may touch: the backend keeps it alive until the kernel has finished, and, when the
+    /// stream is capturing, for as long as the graph lives.
+    pub uses: &'a [&'a B::Buffer],
+}
+
+/// A vendor: enumerates and describes devices, allocates, copies, orders streams, captures graphs, loads the kernel
+/// image and launches from it.
+///
+/// A value of the implementing type is an opened driver together with a kernel image. Handles are cheap to clone and
+/// reference-counted. Static dispatch: code generic over vendors takes `B: Backend`.
+///
+/// # Contract
+/// - Work on one stream runs in order. Streams of one device run side by side: a kernel that spins on one stream never
+///   keeps another stream's kernel from starting, up to [`resident_blocks`](Self::resident_blocks).
+/// - The memory of a buffer is released only after the last handle is gone *and* every launch, copy and
+///   [`keep_until`](Self::keep_until) that used it has completed. Neither allocating nor releasing waits for a kernel.
+/// - Whatever completed on a stream before [`synchronize`](Self::synchronize) or [`download`](Self::download) returns
+///   is visible to the calling thread, and what the calling thread wrote before an enqueuing call is visible to it.
+pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
+    /// The name used by the command line: "host", "cuda" or "rocm".
+    const NAME: &'static str;
+
+    /// A device.
+    type Device: Clone + Debug + PartialEq + Send + Sync;
+    /// A queue of work on one device.
+    type Stream: Clone + Debug + Send + Sync;
+    /// A point in a stream.
+    type Event: Debug + Send + Sync;
+    /// A captured sequence of work.
+    type Graph: Debug + Send + Sync;
+    /// A reference-counted allocation.
+    type Buffer: Clone + Debug + Send + Sync;
+    /// The kernel image, loaded on one device.
+    type Module: Clone + Debug + Send + Sync;
+
+    /// Enumerates the devices, in the driver's order. An error if there is none.
+    fn devices(&self) -> Result<Vec<Self::Device>>;
+    /// Describes a device.
+    fn describe(device: &Self::Device) -> DeviceInfo;
+    /// Says whether `from` can read and write memory of `to` (one direction).
+    fn peer_access(from: &Self::Device, to: &Self::Device) -> Result<PeerAccess>;
+    /// Makes memory of `to` reachable from `from`. Idempotent.
+    fn enable_peer(from: &Self::Device, to: &Self::Device) -> Result<()>;
+
+    /// Allocates `bytes` (more than 0), aligned to 4,096 at least. The content is unspecified.
+    fn allocate(device: &Self::Device, bytes: usize, kind: MemoryKind) -> Result<Self::Buffer>;
+    /// Address of the first byte as kernels on the buffer's device see it.
+    fn address(buffer: &Self::Buffer) -> u64;
+    /// Bytes of the buffer.
+    fn bytes(buffer: &Self::Buffer) -> usize;
+    /// The device that the buffer was allocated on.
+    fn buffer_device(buffer: &Self::Buffer) -> Self::Device;
+    /// The host's view of a [`MemoryKind::HostMapped`] buffer, `None` for other kinds.
+    fn host_pointer(buffer: &Self::Buffer) -> Option<NonNull<u8>>;
+    /// Keeps `buffer` alive until the work that is now on `stream` has completed.
+    fn keep_until(buffer: &Self::Buffer, stream: &Self::Stream);
+
+    /// Creates a stream that waits for no other.
+    fn create_stream(device: &Self::Device) -> Result<Self::Stream>;
+    /// Identity of the stream.
+    fn stream_id(stream: &Self::Stream) -> StreamId;
+    /// Device of the stream.
+    fn stream_device(stream: &Self::Stream) -> Self::Device;
+    /// True when everything enqueued on the stream has completed.
+    fn is_idle(stream: &Self::Stream) -> Result<bool>;
+    /// True between [`begin_capture`](Self::begin_capture) and [`end_capture`](Self::end_capture).
+    fn is_capturing(stream: &Self::Stream) -> Result<bool>;
+    /// Waits for everything enqueued on the stream.
+    fn synchronize(stream: &Self::Stream) -> Result<()>;
+
+    /// Enqueues a copy of `source` into `buffer` at byte `offset`. `source` may be reused at once.
+    fn upload(stream: &Self::Stream, source: &[u8], buffer: &Self::Buffer, offset: usize) -> Result<()>;
+    /// Copies from byte `offset` of `buffer` into `target` behind the work on `stream`, and waits for it.
+    fn download(stream: &Self::Stream, buffer: &Self::Buffer, offset: usize, target: &mut [u8]) -> Result<()>;
+    /// Enqueues a fill of `bytes` (a multiple of 4) from byte `offset` (a multiple of 4) with `word`.
+    fn fill(stream: &Self::Stream, buffer: &Self::Buffer, offset: usize, bytes: usize, word: u32) -> Result<()>;
+    /// Enqueues a copy between two buffers of the stream's device, each given with a byte offset.
+    fn copy(
+        stream: &Self::Stream,
+        source: (&Self::Buffer, usize),
+        target: (&Self::Buffer, usize),
+        bytes: usize,
+    ) -> Result<()>;
+
+    /// Enqueues an event that notes the time.
+    fn record(stream: &Self::Stream) -> Result<Self::Event>;
+    /// Makes later work on `stream` wait for `event`.
+    fn wait(stream: &Self::Stream, event: &Self::Event) -> Result<()>;
+    /// True when the event has been reached.
+    fn is_complete(event: &Self::Event) -> Result<bool>;
+    /// Time between two completed events of one device.
+    fn elapsed(start: &Self::Event, end: &Self::Event) -> Result<Duration>;
+
+    /// Starts capturing: work is recorded instead of run.
+    fn begin_capture(stream: &Self::Stream) -> Result<()>;
+    /// Ends capturing.
+    fn end_capture(stream: &Self::Stream) -> Result<Self::Graph>;
+    /// Enqueues one replay of a graph on a stream of the device it was captured on.
+    fn replay(graph: &Self::Graph, stream: &Self::Stream) -> Result<()>;
+
+    /// Loads every kernel of the catalogue, now: a kernel that loaded lazily while a peer spins could deadlock.
+    fn load(device: &Self::Device) -> Result<Self::Module>;
+    /// Fingerprint of the image's sources, flags and compiler. Ranks of one communicator must agree on it.
+    fn fingerprint(module: &Self::Module) -> u64;
+    /// Blocks of `threads` threads of `kernel` that can be resident on the device at once.
+    fn resident_blocks(module: &Self::Module, kernel: Kernel, threads: u32) -> Result<u32>;
+    /// Enqueues a kernel. `grid` and `threads` are at least 1 and within the device's limits.
+    ///
+    /// # Safety
+    /// - `launch.params` holds the kernel's parameter struct.
+    /// - Every address in it stays valid until the kernel has finished: `launch.uses` keeps memory of this process
+    ///   alive, for other memory the caller answers.
+    /// - Nothing else writes memory that the kernel reads, nor touches what it writes, except as the protocol orders.
+    unsafe fn launch(stream: &Self::Stream, module: &Self::Module, launch: &Launch<'_, Self>) -> Result<()>;
+}

@@ -1,0 +1,371 @@
+//! The one error type. Misuse, refusals and faults are values with a reason, never panics.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dtype::Dtype;
+
+/// `Result` with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller broke a rule. Nothing was launched and nothing was written.
+    #[error("{0}")]
+    ApiMisuse(#[from] ApiMisuse),
+    /// `from` cannot reach the memory of `to`.
+    #[error("no peer access from {from} to {to}: {why}")]
+    Peer {
+        /// The device that wanted to read or write.
+        from: String,
+        /// The device that owns the memory.
+        to: String,
+        /// What refused it.
+        why: String,
+    },
+    /// A wait ended without its peers, here or on the rank that reported it. Results of the call are unspecified.
+    #[error("{0}")]
+    Timeout(Arc<Timeout>),
+    /// The host asked this communicator to abort.
+    #[error("rank {rank}: aborted on request of rank {by}")]
+    Aborted {
+        /// This rank.
+        rank: usize,
+        /// The rank whose host asked.
+        by: usize,
+    },
+    /// An earlier call failed; the communicator accepts no more.
+    #[error("communicator is poisoned: {cause}")]
+    Poisoned {
+        /// The first failure.
+        cause: Box<Error>,
+    },
+    /// A driver call failed.
+    #[error("{call} failed: {name} ({code})")]
+    Driver {
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+        /// The call.
+        call: &'static str,
+    },
+    /// The backend cannot be used on this machine.
+    #[error("backend {backend} is not available: {why}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// Why, and what would help.
+        why: Unavailable,
+    },
+    /// Ranks could not agree to form a communicator.
+    #[error("{0}")]
+    Rendezvous(#[from] Rendezvous),
+    /// The kernel image cannot be used.
+    #[error("{0}")]
+    Image(#[from] Image),
+}
+
+/// Rules that a caller can break.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiMisuse {
+    /// World sizes are 1 to 8.
+    #[error("world size {0} is not between 1 and 8")]
+    WorldSize(usize),
+    /// Ranks are below the world size.
+    #[error("rank {rank} is out of range for world size {world}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// The world size.
+        world: usize,
+    },
+    /// Domains are 0 to 7.
+    #[error("barrier domain {0} is not between 0 and 7")]
+    Domain(u32),
+    /// Domains above 0 need [`Settings::domains`](crate::Settings::domains), which divides the scratch among them.
+    #[error("barrier domain {0} is used, but the communicator was created without domains")]
+    DomainsClosed(u32),
+    /// Input and output of an all-reduce have the same length.
+    #[error("input has {input} elements and output has {output}")]
+    Length {
+        /// Elements of the input.
+        input: usize,
+        /// Elements of the output.
+        output: usize,
+    },
+    /// A range does not lie within a buffer.
+    #[error("elements {start}..{end} do not lie within a buffer of {len}")]
+    Range {
+        /// First element.
+        start: usize,
+        /// One past the last element.
+        end: usize,
+        /// Elements of the buffer.
+        len: usize,
+    },
+    /// Input and output overlap without being equal.
+    #[error("input at {input:#x} and output at {output:#x} overlap within {bytes} bytes without being equal")]
+    Overlap {
+        /// Address of the input.
+        input: u64,
+        /// Address of the output.
+        output: u64,
+        /// Bytes of each.
+        bytes: u64,
+    },
+    /// The {what} pointer is null though the count is not 0.
+    #[error("{what} pointer is null")]
+    NullPointer {
+        /// "input" or "output".
+        what: &'static str,
+    },
+    /// A pointer is not aligned to its element type.
+    #[error("{what} pointer {address:#x} is not aligned for {dtype}")]
+    Misaligned {
+        /// "input" or "output".
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// The element type.
+        dtype: Dtype,
+    },
+    /// An address range would wrap around the address space.
+    #[error("{count} elements of {dtype} do not fit the address space")]
+    TooLarge {
+        /// Elements asked for.
+        count: usize,
+        /// The element type.
+        dtype: Dtype,
+    },
+    /// A buffer or a stream belongs to another device than the communicator.
+    #[error("{what} belongs to {found}, the communicator to {expected}")]
+    WrongDevice {
+        /// "input", "output" or "stream".
+        what: &'static str,
+        /// The device it belongs to.
+        found: String,
+        /// This rank's device.
+        expected: String,
+    },
+    /// Two ranks use one stream: each would wait for a kernel queued behind its own.
+    #[error("ranks {first} and {second} use the same stream; each rank needs a stream of its own")]
+    SharedStream {
+        /// The rank that used it first.
+        first: usize,
+        /// The rank that was refused.
+        second: usize,
+    },
+    /// A domain's last call, on another stream, has not finished, and capture forbids waiting for it.
+    #[error("domain {0} has unfinished work on another stream, which a capturing stream cannot wait for")]
+    BusyDomain(u32),
+    /// More blocks than can be resident at once would wait for each other forever.
+    #[error("a grid of {blocks} blocks was asked for, {budget} can be resident at once")]
+    Grid {
+        /// Blocks asked for.
+        blocks: u32,
+        /// Blocks that fit on every rank.
+        budget: u32,
+    },
+    /// Threads a block are 1 to the kernel's limit.
+    #[error("{threads} threads a block were asked for, the limit is {limit}")]
+    Threads {
+        /// Threads asked for.
+        threads: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// `alloc` is collective: call k has the same size on every rank.
+    #[error("rank {rank} allocates {bytes} bytes where rank {first} allocated {expected}")]
+    UnequalAlloc {
+        /// The rank that was refused.
+        rank: usize,
+        /// Its size.
+        bytes: usize,
+        /// The rank that came first.
+        first: usize,
+        /// Its size.
+        expected: usize,
+    },
+    /// All rows of the symmetric address table are in use.
+    #[error("{0} symmetric buffers are alive, which is the limit")]
+    TooManyBuffers(usize),
+    /// A buffer is too small to hold what is asked of it.
+    #[error("a buffer of {found} bytes is too small, {needed} are needed")]
+    BufferTooSmall {
+        /// Its bytes.
+        found: usize,
+        /// The bytes needed.
+        needed: usize,
+    },
+    /// A Signal's address must be a multiple of 16.
+    #[error("a Signal at {0:#x} is not aligned to 16 bytes")]
+    SignalMisaligned(u64),
+    /// The buffer was never initialised as a Signal, or by another version of this library.
+    #[error("not a Signal: magic {magic:#x}, layout version {version} (this library writes {expected})")]
+    NotASignal {
+        /// The word found where the magic belongs.
+        magic: u64,
+        /// The version found.
+        version: u32,
+        /// [`LAYOUT_VERSION`](crate::layout::LAYOUT_VERSION).
+        expected: u32,
+    },
+    /// The same device stands for several ranks, which needs an explicit opt-in.
+    #[error("ranks {first} and {second} share {device}; allow it with `Builder::share_devices`")]
+    SharedDevice {
+        /// The lower rank.
+        first: usize,
+        /// The higher rank.
+        second: usize,
+        /// The device.
+        device: String,
+    },
+    /// A stream is or is not capturing where the opposite is needed.
+    #[error("{call}: the stream is {state}")]
+    Capture {
+        /// The call.
+        call: &'static str,
+        /// "capturing" or "not capturing".
+        state: &'static str,
+    },
+    /// A setting has a value that cannot be used.
+    #[error("{name}={value}: {why}")]
+    Setting {
+        /// The setting, by the name of its environment variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// What a rank knows about a wait that ended without its peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timeout {
+    /// This rank.
+    pub rank: usize,
+    /// The rank whose deadline passed first, as far as this rank knows; may be `rank`.
+    pub reporter: usize,
+    /// Ranks that `reporter` was waiting for.
+    pub missing: Vec<usize>,
+    /// The operation that this rank was in.
+    pub operation: &'static str,
+    /// Where in the operation this rank was.
+    pub phase: &'static str,
+    /// The reporter's number for the failed call on its domain, from 1.
+    pub sequence: u32,
+    /// Barrier domain.
+    pub domain: u32,
+    /// This rank's block that reported.
+    pub block: u32,
+    /// Barrier value awaited and last seen by that block, for each rank.
+    pub values: Vec<(u32, u32)>,
+    /// The deadline in force.
+    pub deadline: Duration,
+}
+
+impl std::fmt::Display for Timeout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Timeout { rank, reporter, missing, operation, phase, sequence, domain, block, deadline, .. } = self;
+        write!(f, "rank {rank}: timeout, missing rank(s) {missing:?}")?;
+        if reporter == rank {
+            write!(f, " after {deadline:?}")?;
+        } else {
+            write!(f, " as reported by rank {reporter}")?;
+        }
+        write!(f, " (call {sequence} on domain {domain}; here block {block} of a {operation}, at the {phase}")?;
+        for &peer in missing {
+            if let Some((expected, seen)) = self.values.get(peer).filter(|_| peer != *rank) {
+                write!(f, "; rank {peer}: expected {expected}, seen {seen}")?;
+            }
+        }
+        write!(f, ")")
+    }
+}
+
+impl std::error::Error for Timeout {}
+
+/// Why a backend is not available.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// Its driver library could not be loaded.
+    #[error("no driver library; tried {tried}")]
+    Library {
+        /// The names tried and what the loader said.
+        tried: String,
+    },
+    /// The driver reports no device.
+    #[error("no device: {0}")]
+    NoDevice(String),
+    /// This version of the library does not drive it yet.
+    #[error("{0}")]
+    NotSupported(String),
+}
+
+/// Why ranks could not agree.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rendezvous {
+    /// A value that all ranks must share differs.
+    #[error("rank {rank} has {name}={theirs}, rank {first} has {name}={ours}")]
+    Disagreement {
+        /// What differs: a layout, an image, a table or a `SIGNAL_*` setting.
+        name: &'static str,
+        /// The rank that stands first.
+        first: usize,
+        /// Its value.
+        ours: String,
+        /// The rank that differs.
+        rank: usize,
+        /// Its value.
+        theirs: String,
+    },
+}
+
+/// Why a kernel image cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Image {
+    /// The build embedded no image.
+    #[error("this build holds no {target} image: {missing}")]
+    Missing {
+        /// "host", "cuda" or "hip".
+        target: &'static str,
+        /// What the build was missing.
+        missing: String,
+    },
+    /// The image lacks a kernel.
+    #[error("the {target} image has no kernel {kernel}")]
+    Kernel {
+        /// "host", "cuda" or "hip".
+        target: &'static str,
+        /// The entry name.
+        kernel: String,
+    },
+    /// The image was built for another layout.
+    #[error("the {target} image has layout version {found}, the library has {expected}")]
+    Layout {
+        /// "host", "cuda" or "hip".
+        target: &'static str,
+        /// The image's version.
+        found: u32,
+        /// The library's version.
+        expected: u32,
+    },
+    /// The image holds no code for this device.
+    #[error("the image holds code for {available}, the device is {device}")]
+    Arch {
+        /// What the image holds.
+        available: String,
+        /// What the device is.
+        device: String,
+    },
+}

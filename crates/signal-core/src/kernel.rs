@@ -1,0 +1,294 @@
+//! The kernel catalogue and the parameter structs, mirrored by `kernels/signal/params.h` and `kernels/signal/kernels.def`.
+#![forbid(unsafe_code)]
+
+use std::mem::{offset_of, size_of};
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::dtype::{Dtype, ReduceOp};
+use crate::layout::MAX_GPUS;
+
+/// How an all-reduce moves data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank pulls every peer's input and adds all of it: one hop, n x bytes per rank.
+    OneStage,
+    /// Every rank pulls and adds one shard into its scratch, then gathers the shards: two hops, 2 x bytes per rank.
+    TwoStage,
+}
+
+impl Algorithm {
+    /// All algorithms, in the order of the kernel catalogue.
+    pub const ALL: [Algorithm; 2] = [Algorithm::OneStage, Algorithm::TwoStage];
+
+    /// The name used by `SIGNAL_ALGO` and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::OneStage => "one-stage",
+            Algorithm::TwoStage => "two-stage",
+        }
+    }
+
+    /// The algorithm with this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+}
+
+impl std::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A kernel of the catalogue. Every image holds all of them under the same entry names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// One barrier ([`BarrierParams`]).
+    Barrier,
+    /// Many barriers with delays and a data check between them ([`BarrierProbeParams`]).
+    BarrierProbe,
+    /// Stores to and loads from a peer's memory ([`PeerProbeParams`]).
+    PeerProbe,
+    /// An all-reduce ([`AllReduceParams`]).
+    AllReduce(Algorithm, ReduceOp, Dtype),
+}
+
+/// Entry names, indexed by [`Kernel::index`].
+const NAMES: [&str; 9] = [
+    "signal_barrier",
+    "signal_barrier_probe",
+    "signal_peer_probe",
+    "signal_all_reduce_one_stage_sum_f32",
+    "signal_all_reduce_one_stage_sum_f16",
+    "signal_all_reduce_one_stage_sum_bf16",
+    "signal_all_reduce_two_stage_sum_f32",
+    "signal_all_reduce_two_stage_sum_f16",
+    "signal_all_reduce_two_stage_sum_bf16",
+];
+
+impl Kernel {
+    /// Kernels in the catalogue.
+    pub const COUNT: usize = NAMES.len();
+
+    /// Position in the catalogue, below [`Kernel::COUNT`].
+    pub const fn index(self) -> usize {
+        match self {
+            Kernel::Barrier => 0,
+            Kernel::BarrierProbe => 1,
+            Kernel::PeerProbe => 2,
+            Kernel::AllReduce(algorithm, op, dtype) => {
+                3 + (algorithm as usize * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
+            }
+        }
+    }
+
+    /// Entry name in every image.
+    pub const fn name(self) -> &'static str {
+        NAMES[self.index()]
+    }
+
+    /// Every entry name, in catalogue order.
+    pub const fn names() -> &'static [&'static str; Self::COUNT] {
+        &NAMES
+    }
+}
+
+/// What a kernel was doing, for fault records (`SIGNAL_OP_*` in C++).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A barrier.
+    Barrier = 1,
+    /// A barrier probe.
+    BarrierProbe = 2,
+    /// A one-stage all-reduce.
+    AllReduceOneStage = 3,
+    /// A two-stage all-reduce.
+    AllReduceTwoStage = 4,
+}
+
+impl Operation {
+    /// The name of the operation with this number, as kernels record it.
+    pub fn name_of(number: u32) -> &'static str {
+        match number {
+            1 => "barrier",
+            2 => "barrier probe",
+            3 => "one-stage all-reduce",
+            4 => "two-stage all-reduce",
+            _ => "unknown operation",
+        }
+    }
+}
+
+/// Where in the operation a kernel was, for fault records and test delays (`SIGNAL_PHASE_*` in C++).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Phase {
+    /// At the start barrier: inputs are being published.
+    Start = 1,
+    /// At the middle barrier: shards are being published.
+    Middle = 2,
+    /// At the exit barrier: this rank's memory is being released by its readers.
+    Exit = 3,
+}
+
+impl Phase {
+    /// The name of the phase with this number, as kernels record it.
+    pub fn name_of(number: u32) -> &'static str {
+        match number {
+            1 => "start barrier",
+            2 => "middle barrier",
+            3 => "exit barrier",
+            _ => "unknown phase",
+        }
+    }
+}
+
+/// Every barrier releases and acquires at system scope, also those that a platform would relax (P2).
+pub const FLAG_ORDERED: u32 = 1;
+
+/// What every kernel needs to know about its rank and its peers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct GroupParams {
+    /// Base of each rank's communicator memory (its Signal), as this device sees it.
+    pub base: [u64; MAX_GPUS],
+    /// This rank's HostControl, as this device sees it.
+    pub host_control: u64,
+    /// Longest wait at one barrier, in ticks of the platform's clock.
+    pub deadline_ticks: u64,
+    /// Start of this domain's share of the scratch, from each rank's base.
+    pub scratch_offset: u64,
+    /// Bytes of this domain's share of the scratch.
+    pub scratch_bytes: u64,
+    /// This rank.
+    pub rank: u32,
+    /// World size.
+    pub world: u32,
+    /// Barrier domain.
+    pub domain: u32,
+    /// `FLAG_*` bits.
+    pub flags: u32,
+    /// Test hook: the [`Phase`] after which this rank waits `delay_ticks`; 0 for none. Only the host image looks at it.
+    pub delay_phase: u32,
+    /// Kept zero.
+    pub reserved: u32,
+    /// Test hook: how long, in ticks of the platform's clock.
+    pub delay_ticks: u64,
+}
+
+/// Parameters of [`Kernel::Barrier`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BarrierParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+}
+
+/// Parameters of [`Kernel::BarrierProbe`]. Each block writes a token into its scratch, meets its peers, checks their
+/// tokens, and meets them again, `rounds` times, with random delays between.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BarrierProbeParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// Address of `u32[grid]` on this rank's device: tokens that were wrong, by block.
+    pub mismatches: u64,
+    /// Rounds of two barriers each.
+    pub rounds: u32,
+    /// Seed of the delays.
+    pub seed: u32,
+    /// Longest delay, in iterations of a small loop; 0 for none.
+    pub max_delay: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+/// Parameters of [`Kernel::PeerProbe`], which needs no group: it proves that `remote` can be written and read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct PeerProbeParams {
+    /// Address of `u32[words]`, usually on another device.
+    pub remote: u64,
+    /// Address of one u32 on this device: words that were read back wrong. Unused when writing.
+    pub mismatches: u64,
+    /// Words to write or to check.
+    pub words: u32,
+    /// Word i is `seed + i * 2654435761`, wrapping.
+    pub seed: u32,
+    /// 0 writes, 1 checks.
+    pub check: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+/// [`AllReduceParams::input_id`] of a rank that stages its input in its scratch (P14).
+pub const STAGED_INPUT: u32 = 0xffff;
+
+/// Parameters of [`Kernel::AllReduce`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct AllReduceParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// This rank's input, element-aligned.
+    pub input: u64,
+    /// This rank's output, element-aligned; equal to `input` or disjoint from it.
+    pub output: u64,
+    /// Elements.
+    pub count: u64,
+    /// Packs in one window of the message, the same on every rank.
+    pub window_packs: u64,
+    /// Where each rank's part of symmetric buffer `input_id` begins, as this device sees it. Spares a look-up for
+    /// peers that publish the same buffer.
+    pub buffer: [u64; MAX_GPUS],
+    /// Byte offset of the input within its symmetric buffer.
+    pub input_offset: u64,
+    /// Symmetric buffer that holds the input, or [`STAGED_INPUT`].
+    pub input_id: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+const _: () = {
+    assert!(size_of::<GroupParams>() == 128);
+    assert!(offset_of!(GroupParams, rank) == 96);
+    assert!(offset_of!(GroupParams, delay_ticks) == 120);
+    assert!(size_of::<BarrierParams>() == 128);
+    assert!(size_of::<BarrierProbeParams>() == 152);
+    assert!(size_of::<PeerProbeParams>() == 32);
+    assert!(size_of::<AllReduceParams>() == 240);
+    assert!(offset_of!(AllReduceParams, buffer) == 160);
+    assert!(offset_of!(AllReduceParams, input_id) == 232);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_and_name_agree_with_the_catalogue() {
+        let mut seen = [false; Kernel::COUNT];
+        let mut check = |kernel: Kernel, name: String| {
+            assert_eq!(kernel.name(), name);
+            assert!(!std::mem::replace(&mut seen[kernel.index()], true));
+        };
+        check(Kernel::Barrier, "signal_barrier".into());
+        check(Kernel::BarrierProbe, "signal_barrier_probe".into());
+        check(Kernel::PeerProbe, "signal_peer_probe".into());
+        for a in Algorithm::ALL {
+            for op in ReduceOp::ALL {
+                for d in Dtype::ALL {
+                    let algo = a.name().replace('-', "_");
+                    check(Kernel::AllReduce(a, op, d), format!("signal_all_reduce_{algo}_{op}_{d}"));
+                }
+            }
+        }
+        assert!(seen.iter().all(|s| *s));
+    }
+}
