@@ -4,6 +4,7 @@ use half::f16;
 use signal_core::reference::Rng;
 use signal_core::{Algorithm, Backend, Communicator, DeviceBuffer, ReduceOp, Result};
 
+use crate::cases::overwrite::Dropped;
 use crate::compare;
 use crate::exchange::{random_inputs, sum, works};
 use crate::place::below;
@@ -148,49 +149,22 @@ pub fn graph_on_one_rank_only<B: Backend>(rig: &Rig<B>) {
 /// A graph outlives the handles of its buffers, and keeps their rows of the address table: memory allocated after them
 /// must be other memory (B62).
 pub fn graph_keeps_its_buffers<B: Backend>(rig: &Rig<B>) {
-    const JUNK: u32 = 0x7777_7777;
-    const LEN: usize = 2 * COUNT;
     for ranks in [2, 3] {
-        let mut world = rig.world(ranks);
-        let inputs = random_inputs::<f32>(ranks, 4, COUNT);
-        // Two buffers, used alternately, at different offsets: every rank has to look its peers' addresses up.
-        let mut sources = [world.alloc::<f32>(LEN), world.alloc::<f32>(LEN)];
-        let mut targets = world.local::<f32>(COUNT);
-        world.each(|rank, _, stream| {
-            let mut image = vec![0.0; LEN];
-            image[rank..rank + COUNT].copy_from_slice(&inputs[rank]);
-            sources[rank % 2][rank].write(stream, &image)
-        });
-        let graphs: Vec<B::Graph> = (0..ranks)
-            .map(|rank| {
-                let source = sources[rank % 2][rank].slice(rank..rank + COUNT).unwrap();
-                let grid = options(|o| (o.blocks, o.threads) = (Some(2), Some(1)));
-                world.capture(rank, |comm, stream| {
-                    comm.with(grid).all_reduce(stream, source, &mut targets[rank], ReduceOp::Sum)
-                })
-            })
-            .collect();
-        drop(sources);
-        let mut others = [world.alloc::<f32>(LEN), world.alloc::<f32>(LEN)];
-        for other in &mut others {
-            world.each(|rank, _, stream| other[rank].fill_bytes(stream, JUNK));
-        }
-        for _ in 0..3 {
-            world.each(|rank, _, stream| {
-                targets[rank].fill_bytes(stream, JUNK)?;
-                B::replay(&graphs[rank], stream)
-            });
-            world.wait();
-            for (rank, stream) in world.streams.iter().enumerate() {
-                compare::assert_bits(&format!("rank {rank}"), &targets[rank].read(stream).unwrap(), &sum(&inputs));
-                for other in &others {
-                    let junk = [f32::from_bits(JUNK); LEN];
-                    compare::assert_bits("newer memory", &other[rank].read(stream).unwrap(), &junk);
-                }
+        for scattered in [false, true] {
+            let mut world = rig.world(ranks);
+            let mut dropped = Dropped::new(&mut world, scattered);
+            let graphs: Vec<B::Graph> =
+                (0..ranks).map(|rank| world.capture(rank, |comm, stream| dropped.call(comm, stream))).collect();
+            let junk = dropped.reuse(&mut world);
+            for _ in 0..3 {
+                world.each(|rank, _, stream| {
+                    dropped.targets[rank].fill_bytes(stream, 0)?;
+                    B::replay(&graphs[rank], stream)
+                });
+                dropped.check(&world, &junk);
             }
+            drop(graphs);
+            works(&mut world);
         }
-        // The graphs go before the communicator's last call: nothing of the graph may be missed by it.
-        drop(graphs);
-        works(&mut world);
     }
 }

@@ -6,8 +6,7 @@ use signal_core::layout::{
     CONTROL_BYTES, CONTROL_MAGIC, CONTROL_OFFSET, Control, LAMPORT_REGION_BYTES, LAMPORT_SENTINEL, LAYOUT_VERSION,
     MAX_GPUS, MAX_NUM_BLOCKS_UPPER_BOUND, NUM_BARRIER_DOMAINS, SIGNAL_BYTES,
 };
-use signal_core::signal::Signal;
-use signal_core::{ApiMisuse, Backend, Error, MemoryKind};
+use signal_core::{ApiMisuse, Backend, Error, MemoryKind, SIGNAL_BUFFER_BYTES, Signal};
 
 use crate::cases::misuse::refused;
 use crate::rig::Rig;
@@ -24,11 +23,6 @@ fn junk<B: Backend>(rig: &Rig<B>, bytes: usize) -> (B::Buffer, B::Stream) {
     (buffer, stream)
 }
 
-/// Bytes that a Signal takes with its control block.
-fn needed() -> usize {
-    CONTROL_OFFSET + CONTROL_BYTES
-}
-
 fn words<B: Backend>(stream: &B::Stream, buffer: &B::Buffer, offset: usize, count: usize) -> Vec<u32> {
     let mut words = vec![0u32; count];
     B::download(stream, buffer, offset, bytemuck::cast_slice_mut(&mut words)).unwrap();
@@ -38,7 +32,7 @@ fn words<B: Backend>(stream: &B::Stream, buffer: &B::Buffer, offset: usize, coun
 /// Over junk, initialisation leaves counters zero, every word of the region "not ready", and a magic (P16, B23).
 pub fn layout_init_sets_every_word<B: Backend>(rig: &Rig<B>) {
     for offset in [0, 16, 4096] {
-        let (buffer, stream) = junk(rig, offset + needed());
+        let (buffer, stream) = junk(rig, offset + SIGNAL_BUFFER_BYTES);
         let made = Signal::init_signal_buffer::<B>(&stream, &buffer, offset, 1, 3).unwrap();
         let found = Signal::from_buffer::<B>(&stream, &buffer, offset).unwrap();
         assert_eq!(made.address(), B::address(&buffer) + offset as u64);
@@ -62,6 +56,7 @@ pub fn layout_init_sets_every_word<B: Backend>(rig: &Rig<B>) {
 /// Every pointer lies where the structure of DESIGN section 3 puts it.
 pub fn layout_pointers_follow_the_structure<B: Backend>(_: &Rig<B>) {
     assert_eq!((SIGNAL_BYTES, CONTROL_OFFSET), (25_952_272, 25_956_352));
+    assert_eq!(SIGNAL_BUFFER_BYTES, CONTROL_OFFSET + CONTROL_BYTES);
     assert_eq!((NUM_BARRIER_DOMAINS, MAX_NUM_BLOCKS_UPPER_BOUND, MAX_GPUS), (8, 1024, 8));
     let base = 0x7000_0000_0000u64;
     // SAFETY: only addresses are computed from the pointer; nothing is dereferenced.
@@ -96,12 +91,17 @@ pub fn layout_refuses_small_and_misaligned_buffers<B: Backend>(rig: &Rig<B>) {
         refused(Signal::init_signal_buffer::<B>(stream, buffer, offset, 0, 1), expected.clone());
         refused(Signal::from_buffer::<B>(stream, buffer, offset), expected);
     };
-    let (short, stream) = junk(rig, needed() - 1);
-    refuses(&short, &stream, 0, ApiMisuse::BufferTooSmall { found: needed() - 1, needed: needed() });
+    let (short, stream) = junk(rig, SIGNAL_BUFFER_BYTES - 1);
+    refuses(
+        &short,
+        &stream,
+        0,
+        ApiMisuse::BufferTooSmall { found: SIGNAL_BUFFER_BYTES - 1, needed: SIGNAL_BUFFER_BYTES },
+    );
     let untouched = words::<B>(&stream, &short, 0, 1024);
     assert!(untouched.iter().all(|w| *w == 0x5a5a_a5a5), "a refused buffer was written");
 
-    let (enough, stream) = junk(rig, needed() + 16);
+    let (enough, stream) = junk(rig, SIGNAL_BUFFER_BYTES + 16);
     let found = Signal::init_signal_buffer::<B>(&stream, &enough, 32, 0, 1).unwrap_err();
     assert!(matches!(found, Error::ApiMisuse(ApiMisuse::BufferTooSmall { .. })), "{found:?}");
     for offset in [1, 4, 8] {
@@ -112,19 +112,19 @@ pub fn layout_refuses_small_and_misaligned_buffers<B: Backend>(rig: &Rig<B>) {
     refused(init(0, 0), ApiMisuse::WorldSize(0));
     refused(init(0, 9), ApiMisuse::WorldSize(9));
     refused(init(3, 3), ApiMisuse::Rank { rank: 3, world: 3 });
-    let untouched = words::<B>(&stream, &enough, 0, needed() / 4);
+    let untouched = words::<B>(&stream, &enough, 0, SIGNAL_BUFFER_BYTES / 4);
     assert!(untouched.iter().all(|w| *w == 0x5a5a_a5a5), "a refused buffer was written");
 }
 
 /// Junk, zeros, and a Signal of another layout version.
 pub fn layout_refuses_what_is_not_a_signal<B: Backend>(rig: &Rig<B>) {
-    let (buffer, stream) = junk(rig, needed());
+    let (buffer, stream) = junk(rig, SIGNAL_BUFFER_BYTES);
     let found = |magic: u64, version: u32| {
         let expected = ApiMisuse::NotASignal { magic, version, expected: LAYOUT_VERSION };
         refused(Signal::from_buffer::<B>(&stream, &buffer, 0), expected);
     };
     found(0x5a5a_a5a5_5a5a_a5a5, 0x5a5a_a5a5);
-    B::fill(&stream, &buffer, 0, needed(), 0).unwrap();
+    B::fill(&stream, &buffer, 0, SIGNAL_BUFFER_BYTES, 0).unwrap();
     found(0, 0);
 
     Signal::init_signal_buffer::<B>(&stream, &buffer, 0, 0, 1).unwrap();

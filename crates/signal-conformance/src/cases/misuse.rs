@@ -216,13 +216,14 @@ pub fn misuse_wrong_device<B: Backend>(rig: &Rig<B>) {
 pub fn misuse_unequal_alloc<B: Backend>(rig: &Rig<B>) {
     let mut r = Refusals::new(rig.world(3));
     let first = r.world.comms[1].alloc::<f32>(100).unwrap();
+    // Sizes count in whole packs.
     refused(
-        r.world.comms[0].alloc::<f32>(101),
-        ApiMisuse::UnequalAlloc { rank: 0, bytes: 404, first: 1, expected: 400 },
+        r.world.comms[0].alloc::<f32>(104),
+        ApiMisuse::UnequalAlloc { rank: 0, bytes: 416, first: 1, expected: 400 },
     );
     refused(
-        r.world.comms[2].alloc::<u16>(100),
-        ApiMisuse::UnequalAlloc { rank: 2, bytes: 200, first: 1, expected: 400 },
+        r.world.comms[2].alloc::<u16>(96),
+        ApiMisuse::UnequalAlloc { rank: 2, bytes: 192, first: 1, expected: 400 },
     );
     // With the right size they catch up.
     let others = [0, 2].map(|rank| r.world.comms[rank].alloc::<u16>(200).unwrap());
