@@ -28,11 +28,9 @@ SIGNAL_DEVICE Window window_at(const AllReduceParams& p, uint64_t first) {
   return Window{first, left < p.window_packs ? left : p.window_packs, p.count - first * (kPackBytes / T::kBytes)};
 }
 
-SIGNAL_DEVICE bool is_staged(const AllReduceParams& p) { return p.input_id == kStagedInput; }
-
 // Where this rank's window lies for its peers: in the scratch, or in the symmetric buffer itself.
 SIGNAL_DEVICE Place place_of(const AllReduceParams& p, const Window& w) {
-  return is_staged(p) ? Place{kStagedInput, 0} : Place{p.input_id, p.input_offset + w.first * kPackBytes};
+  return Place{p.staged ? nullptr : p.view, w.first * kPackBytes};
 }
 
 SIGNAL_DEVICE uint64_t scratch_of(const AllReduceParams& p, uint32_t rank) {
@@ -127,11 +125,11 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   for (uint64_t first = 0; alive && first < total; first += p.window_packs) {
     const Window w = window_at<T>(p, first);
     const uint64_t input = p.input + first * kPackBytes;
-    if (is_staged(p)) stage<T>(p, input, w, 0, w.packs);
+    if (p.staged) stage<T>(p, input, w, 0, w.packs);
 
     if (platform::thread_id() == 0) shared.source[p.group.rank] = input;
-    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.buffer, is_staged(p))
-                       : publish_input<false>(m, shared, place_of(p, w), p.buffer, is_staged(p));
+    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.staged)
+                       : publish_input<false>(m, shared, place_of(p, w), p.staged);
     if (!alive) return;
     reduce<T>(p, shared, w, p.output + first * kPackBytes, nullptr, 0, w.packs);
 #ifndef SIGNAL_MUTANT_NO_EXIT_BARRIER
@@ -163,15 +161,15 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     const auto shard_first = [&](uint32_t r) { return r * shard < w.packs ? r * shard : w.packs; };
     const auto shard_packs = [&](uint32_t r) { return shard_first(r + 1) - shard_first(r); };
 
-    if (is_staged(p)) {
+    if (p.staged) {
       // By shard, so that the peers' block b finds what this rank's block b has staged.
       for (uint32_t r = 0; r < world; r++) {
         if (r != rank) stage<T>(p, input, w, shard_first(r), shard_packs(r));
       }
     }
     if (platform::thread_id() == 0) shared.source[rank] = input;
-    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.buffer, is_staged(p))
-                       : publish_input<false>(m, shared, place_of(p, w), p.buffer, is_staged(p));
+    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.staged)
+                       : publish_input<false>(m, shared, place_of(p, w), p.staged);
     if (!alive) return;
     Pack* const kept = reinterpret_cast<Pack*>(scratch_of(p, rank) + sums);
     reduce<T>(p, shared, w, output, kept, shard_first(rank), shard_packs(rank));

@@ -9,11 +9,13 @@
 
 namespace signal_comm {
 
-// What a publishing barrier tells the peers: where this rank's data lies.
+// What a publishing barrier tells the peers: where each of them finds this rank's input. An address is below 2^63.
 struct Place {
-  uint32_t buffer;  // symmetric buffer, or kStagedInput: the scratch
-  uint64_t offset;  // bytes, below 2^48
+  const uint64_t* view;  // by peer; null when staged
+  uint64_t offset;       // bytes from there
 };
+
+constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address: at the start of this rank's scratch
 
 // Shared by the threads of a block.
 struct BlockShared {
@@ -80,7 +82,6 @@ struct PublishingBarrier {
   const Member& m;
   BlockShared& shared;
   Place place;
-  const uint64_t* buffer;  // AllReduceParams::buffer, or null if no address is to be resolved
 
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
     return &m.control->line_counter[m.group.domain][platform::block_id()][peer];
@@ -89,7 +90,7 @@ struct PublishingBarrier {
     return &at->lines[m.group.domain][epoch & 1][platform::block_id()][from];
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
-    const uint64_t data = uint64_t(place.buffer) << 48 | place.offset;
+    const uint64_t data = place.view == nullptr ? kStaged : place.view[peer] + place.offset;
     const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
     const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
     Line* to = line(control_of(m.group, peer), epoch, m.group.rank);
@@ -107,19 +108,10 @@ struct PublishingBarrier {
     const Line* from = line(m.control, epoch, peer);
     const Line l = platform::load_line(from);
     const uint64_t data = (l.high & 0xffffffffu) << 32 | (l.low & 0xffffffffu);
-    const uint32_t id = uint32_t(data >> 48);
-    const uint64_t offset = data & 0xffffffffffffu;
     // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
     // predates its kernel.
-    if (ordered || id == kStagedInput) platform::acquire(&from->low);
-    if (buffer == nullptr) {
-      shared.source[peer] = data;
-    } else if (id == kStagedInput) {
-      shared.source[peer] = m.group.base[peer] + m.group.scratch_offset + offset;
-    } else {
-      const uint64_t start = id == place.buffer ? buffer[peer] : platform::load(&m.control->addresses[id][peer]);
-      shared.source[peer] = start + offset;
-    }
+    if (ordered || data == kStaged) platform::acquire(&from->low);
+    shared.source[peer] = data == kStaged ? m.group.base[peer] + m.group.scratch_offset : data;
   }
   SIGNAL_DEVICE uint32_t seen(uint32_t peer, flag_t epoch) const {
     return uint32_t(platform::load_line(line(m.control, epoch, peer)).low >> 32);
@@ -188,8 +180,8 @@ SIGNAL_DEVICE bool barrier(const Member& m, BlockShared& shared, uint32_t phase,
 
 // A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where rank r's input lies.
 template <bool kFirst>
-SIGNAL_DEVICE bool publish_input(const Member& m, BlockShared& shared, Place place, const uint64_t* buffer, bool ordered) {
-  return run_barrier<kFirst>(m, shared, PublishingBarrier{m, shared, place, buffer}, kPhaseStart, ordered);
+SIGNAL_DEVICE bool publish_input(const Member& m, BlockShared& shared, Place place, bool ordered) {
+  return run_barrier<kFirst>(m, shared, PublishingBarrier{m, shared, place}, kPhaseStart, ordered);
 }
 
 SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {

@@ -15,7 +15,6 @@ constexpr uint32_t kLamportSlotBytes = 1u << 20;
 constexpr uint32_t kLamportRegionBytes = kLamportGenerations * kMaxGpus * kLamportSlotBytes;
 constexpr uint32_t kLayoutVersion = 1;
 constexpr uint32_t kPackBytes = 16;
-constexpr uint32_t kMaxSymmetricBuffers = 4096;
 
 using flag_t = uint32_t;
 
@@ -56,7 +55,6 @@ struct Control {
   uint64_t reserved[8];
   flag_t line_counter[kNumBarrierDomains][kMaxNumBlocksUpperBound][kMaxGpus];  // local, one writing thread a word
   Line lines[kNumBarrierDomains][2][kMaxNumBlocksUpperBound][kMaxGpus];        // written by the peer of the last index
-  uint64_t addresses[kMaxSymmetricBuffers][kMaxGpus];                          // written by this rank's host
 };
 
 constexpr uint64_t kControlOffset = 25956352;
@@ -65,8 +63,7 @@ static_assert(offsetof(Control, abort) == 24, "layout");
 static_assert(offsetof(Control, sequence) == 32, "layout");
 static_assert(offsetof(Control, line_counter) == 128, "layout");
 static_assert(offsetof(Control, lines) == 262272, "layout");
-static_assert(offsetof(Control, addresses) == 2359424, "layout");
-static_assert(sizeof(Control) == 2621568, "layout");
+static_assert(sizeof(Control) == 2359424, "layout");
 
 struct FaultRecord {
   uint64_t abort;

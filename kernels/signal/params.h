@@ -53,17 +53,14 @@ struct PeerProbeParams {
   uint32_t reserved;
 };
 
-constexpr uint32_t kStagedInput = 0xffff;
-
 struct AllReduceParams {
   GroupParams group;
   uint64_t input;
   uint64_t output;
   uint64_t count;
   uint64_t window_packs;
-  uint64_t buffer[kMaxGpus];
-  uint64_t input_offset;
-  uint32_t input_id;
+  uint64_t view[kMaxGpus];
+  uint32_t staged;
   uint32_t reserved;
 };
 
@@ -73,8 +70,8 @@ static_assert(offsetof(GroupParams, delay_ticks) == 120, "params");
 static_assert(sizeof(BarrierParams) == 128, "params");
 static_assert(sizeof(BarrierProbeParams) == 152, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
-static_assert(sizeof(AllReduceParams) == 240, "params");
-static_assert(offsetof(AllReduceParams, buffer) == 160, "params");
-static_assert(offsetof(AllReduceParams, input_id) == 232, "params");
+static_assert(sizeof(AllReduceParams) == 232, "params");
+static_assert(offsetof(AllReduceParams, view) == 160, "params");
+static_assert(offsetof(AllReduceParams, staged) == 224, "params");
 
 }  // namespace signal_comm

@@ -18,6 +18,11 @@ SIGNAL_DEVICE uint32_t probe_token(uint32_t seed, uint32_t round, uint32_t rank,
   return mix(seed ^ mix(round ^ mix(rank << 20 ^ thread)));
 }
 
+// A 62-bit number in place of an address: both halves of the line must arrive together.
+SIGNAL_DEVICE uint64_t published(uint32_t round, uint32_t rank) {
+  return uint64_t(mix(round ^ rank)) << 30 ^ mix(rank ^ ~round);
+}
+
 SIGNAL_DEVICE void probe_delay(uint32_t random, uint32_t max_delay) {
   if (max_delay == 0) return;
   for (uint32_t i = random % max_delay; i > 0; i--) platform::relax();
@@ -42,8 +47,8 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
     bool alive;
     const bool publishing = round % 2 == 1;
     if (publishing) {
-      const Place place = {round & 0xffff, mix(round ^ g.rank)};
-      alive = publish_input<false>(m, shared, place, nullptr, true);
+      const uint64_t nowhere[kMaxGpus] = {};
+      alive = publish_input<false>(m, shared, Place{nowhere, published(round, g.rank)}, true);
     } else if (round == 0) {
       alive = barrier<true>(m, shared, kPhaseStart, true);
     } else {
@@ -57,7 +62,7 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
       if (peer == g.rank) continue;
       const uint32_t* const theirs = reinterpret_cast<const uint32_t*>(g.base[peer] + g.scratch_offset) + thread;
       wrong |= platform::load_peer(theirs) != probe_token(params.seed, round, peer, thread);
-      if (publishing) wrong |= shared.source[peer] != (uint64_t(round & 0xffff) << 48 | mix(round ^ peer));
+      if (publishing) wrong |= shared.source[peer] != published(round, peer);
     }
     wrong_rounds += platform::block_any(wrong) ? 1 : 0;
     if (!barrier(m, shared, kPhaseExit, false)) return;
