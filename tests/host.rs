@@ -2,7 +2,8 @@
 #![cfg(feature = "host")]
 
 use signal_comm::host::{self, Host, HostConfig, HostImage};
-use signal_comm::{ApiMisuse, Backend, Communicator, Error, Image, ReduceOp, Settings, Unavailable, prove_peer};
+use signal_comm::error::{Image, Unavailable};
+use signal_comm::{ApiMisuse, Backend, Communicator, Error, ReduceOp, Settings, prove_peer};
 
 signal_conformance::suite!(conformance, signal_comm::host::open());
 
