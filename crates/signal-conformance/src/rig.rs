@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signal_core::{Backend, Communicator, Result, Settings};
 
@@ -38,7 +38,9 @@ pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, cas
             std::process::abort();
         }
     });
+    let began = Instant::now();
     case(&Rig { _backend: backend, devices });
+    println!("{name} took {:?}", began.elapsed());
     drop(finished);
     watchdog.join().unwrap();
 }

@@ -21,6 +21,7 @@ pub fn streams_second_stream_is_ordered<B: Backend>(rig: &Rig<B>) {
         let inputs = random_inputs::<f32>(ranks, 1, COUNT);
         let (mut a, mut b) = (world.alloc::<f32>(COUNT), world.local::<f32>(COUNT));
         world.each(|rank, _, stream| a[rank].write(stream, &inputs[rank]));
+        world.wait();
         for call in 0..12 {
             world.each(|rank, comm, stream| {
                 let stream = if call % 3 == rank % 2 { &more[rank] } else { stream };
