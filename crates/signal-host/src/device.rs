@@ -78,6 +78,8 @@ pub(crate) struct HostInner {
     pub(crate) config: HostConfig,
     pub(crate) kernels: Vec<HostKernel>,
     pub(crate) fingerprint: u64,
+    /// Bytes of memory of the machine, 0 where it cannot be told.
+    pub(crate) memory_bytes: u64,
     /// Bytes in live buffers.
     allocated: AtomicUsize,
 }
@@ -88,8 +90,8 @@ impl Host {
     pub fn open(image: HostImage, config: HostConfig) -> Result<Host> {
         config.check()?;
         let kernels = image.index()?;
-        let fingerprint = image.fingerprint;
-        Ok(Host(Shared::new(HostInner { config, kernels, fingerprint, allocated: AtomicUsize::new(0) })))
+        let (fingerprint, memory_bytes, allocated) = (image.fingerprint, memory_bytes(), AtomicUsize::new(0));
+        Ok(Host(Shared::new(HostInner { config, kernels, fingerprint, memory_bytes, allocated })))
     }
 
     /// Bytes in the buffers that are alive on all devices of this backend, to find leaks.
@@ -155,7 +157,7 @@ impl Device {
             pci: None,
             arch: std::env::consts::ARCH.to_string(),
             family: DeviceFamily::Host,
-            memory_bytes: memory_bytes(),
+            memory_bytes: self.host.memory_bytes,
             compute_units: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             // Kernels read CLOCK_MONOTONIC in nanoseconds.
             clock_hz: 1_000_000_000,
@@ -181,7 +183,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory of the machine, 0 where it cannot be told.
+/// See [`HostInner::memory_bytes`].
 fn memory_bytes() -> u64 {
     let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =

@@ -49,6 +49,11 @@ impl Buffer {
         }
         let refused =
             || Error::Driver { code: ENOMEM, name: format!("cannot allocate {bytes} bytes"), call: "alloc_zeroed" };
+        // A system that overcommits would grant it, and kill the process when it is used.
+        let memory = device.host().memory_bytes;
+        if memory != 0 && bytes as u64 > memory {
+            return Err(refused());
+        }
         // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
         // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
         let padded = bytes.checked_add(ALIGN - 16).ok_or_else(refused)?;

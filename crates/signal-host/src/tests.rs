@@ -11,6 +11,7 @@ use signal_core::error::{ApiMisuse, Error, Result};
 use signal_core::kernel::{Algorithm, Kernel};
 use signal_core::layout::LAYOUT_VERSION;
 
+use crate::sync::Shared;
 use crate::*;
 
 /// Appends a number to a log: (log, cursor, number). Not atomic: the stream orders it.
@@ -58,7 +59,7 @@ unsafe extern "C" fn assemble(params: *const c_void, thread: *const HostThread) 
         let mark = &mut *me.state.cast::<u8>().add(HOST_BLOCK_BYTES - 1 - me.thread as usize);
         (&*(arrivals as *const AtomicU32), &*(faults as *const AtomicU32), me, met, mark)
     };
-    let aligned = me.state as usize % 64 == 0;
+    let aligned = (me.state as usize).is_multiple_of(64);
     if !aligned || me.thread >= me.block_dim || me.block >= me.grid_dim || std::mem::replace(mark, 1) != 0 {
         faults.fetch_add(1, Ordering::Relaxed);
     }
@@ -404,22 +405,26 @@ fn streams_come_and_go() {
 
 #[test]
 fn a_stream_serves_several_threads() {
-    let bench = Bench::new();
+    let bench = Shared::new(Bench::new());
     let (log, cursor) = (bench.buffer(400 * 8), bench.buffer(8));
-    let params = |number| [Host::address(&log), Host::address(&cursor), number];
-    thread::scope(|scope| {
-        for t in 0..4 {
-            let (bench, params, log, cursor) = (&bench, &params, &log, &cursor);
-            scope.spawn(move || {
+    // Joined by hand: the end of `thread::scope` is another thing that ThreadSanitizer does not see.
+    let threads: Vec<_> = (0..4)
+        .map(|t| {
+            let (bench, log, cursor) = (bench.clone(), log.clone(), cursor.clone());
+            thread::spawn(move || {
                 for i in 0..100 {
-                    bench.launch(&bench.stream, APPEND, (1, 1), &params(t * 100 + i), &[log, cursor]);
+                    let params = [Host::address(&log), Host::address(&cursor), t * 100 + i];
+                    bench.launch(&bench.stream, APPEND, (1, 1), &params, &[&log, &cursor]);
                     if i % 10 == 0 {
                         Host::synchronize(&bench.stream).unwrap();
                     }
                 }
-            });
-        }
-    });
+            })
+        })
+        .collect();
+    for t in threads {
+        t.join().unwrap();
+    }
     Host::synchronize(&bench.stream).unwrap();
     assert!(Host::is_idle(&bench.stream).unwrap());
     let mut seen = bench.words(&log, 400);
@@ -523,6 +528,43 @@ fn capture_refuses_what_it_cannot_record() {
     is(Host::wait(stream, &inside), "wait", "capturing");
     // A stream may go away while it captures.
     drop(bench);
+}
+
+/// Runs the next test in a process whose address space has no room for so many stacks.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_machine_out_of_threads_is_an_error() {
+    let limited = |arguments: &str| {
+        let program = std::env::current_exe().unwrap();
+        let script = format!("ulimit -v 600000 && exec \"$0\" {arguments}");
+        // One arena: a thread's own would take 64 MiB of the limit.
+        let mut shell = std::process::Command::new("sh");
+        shell.env("MALLOC_ARENA_MAX", "1").arg("-c").arg(script).arg(program).output().unwrap()
+    };
+    if !limited("--list").status.success() {
+        // ThreadSanitizer itself needs more than that.
+        return;
+    }
+    let output = limited("--exact tests::too_many_threads --ignored --test-threads=1");
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+#[test]
+#[ignore = "needs a limit on the address space, see the test above"]
+fn too_many_threads() {
+    let bench = Bench::new();
+    let numbers = bench.buffer(16_384 * 8);
+    let launch = |blocks| bench.try_launch(&bench.stream, BUMP, (blocks, 16), &[Host::address(&numbers)], &[&numbers]);
+    for _ in 0..2 {
+        let refused = launch(1024);
+        assert!(matches!(refused, Err(Error::Driver { call: "pthread_create", code: 11, .. })), "{refused:?}");
+        assert!(Host::is_idle(&bench.stream).unwrap());
+    }
+    // The lanes that could be had serve smaller grids.
+    assert!(bench.stream.lanes() > 64);
+    launch(4).unwrap();
+    assert_eq!(bench.words(&numbers, 65), [[1; 64].as_slice(), &[0]].concat());
 }
 
 #[test]
