@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use signal_core::error::{ApiMisuse, Error, Result};
 
-use crate::device::Device;
+use crate::device::{Device, EAGAIN};
 use crate::sync::{Patience, Shared, SpinLock};
 
 /// A point in a stream.
@@ -17,9 +17,6 @@ pub struct Event {
     mark: Shared<Mark>,
     device: Device,
 }
-
-/// Linux's number for "try again".
-const EAGAIN: i32 = 11;
 
 impl Event {
     pub(crate) fn new(device: &Device, capture: Option<u64>) -> Self {

@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn a_blocked_direction_is_refused_with_the_reason() {
-        let config = HostConfig { devices: 3, blocked_peers: vec![(0, 2)] };
+        let config = HostConfig { devices: 3, blocked_peers: vec![(0, 2)], ..HostConfig::default() };
         let host = Host::open(IMAGE, config).unwrap();
         let d = host.devices().unwrap();
         assert_eq!(Host::peer_access(&d[1], &d[1]).unwrap(), PeerAccess { link: Link::SameDevice, refusal: None });

@@ -41,10 +41,16 @@ impl Stream {
             queue: SpinLock::new(Queue { commands: VecDeque::new(), submitted: 0, capture: None }),
             completed: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            pool: Pool::new(),
+            pool: Pool::new(device.host()),
         });
-        let own = core.clone();
-        let worker = pool::spawn("signal-stream", move || work(own))?.thread().clone();
+        let host = device.host().clone();
+        host.reserve_threads(1)?;
+        let (own, counted) = (core.clone(), host.clone());
+        let spawned = pool::spawn("signal-stream", move || {
+            work(own);
+            counted.release_threads(1);
+        });
+        let worker = spawned.inspect_err(|_| host.release_threads(1))?.thread().clone();
         Ok(Stream(Shared::new(Handle { device: device.clone(), id: StreamId(unique()), worker, core })))
     }
 
