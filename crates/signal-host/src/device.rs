@@ -19,9 +19,9 @@ pub struct HostConfig {
     pub blocked_peers: Vec<(usize, usize)>,
     /// Most threads that the backend keeps at a time: one a stream, and those that its largest grid took.
     ///
-    /// A thread takes four of the 65,530 memory mappings that Linux allows a process by default, two for its stack and
-    /// two for the standard library's signal stack; running out of them there would end the process. The default leaves a
-    /// quarter of them free.
+    /// A thread takes four of the 65,530 memory mappings that Linux allows a process by default, two for its stack
+    /// and two for the standard library's signal stack; running out of them there would end the process. The default
+    /// leaves a quarter of them free.
     pub max_threads: usize,
 }
 
@@ -233,7 +233,7 @@ fn memory_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{IMAGE, host};
+    use crate::testing::{IMAGE, host};
     use signal_core::backend::Backend;
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!((info.clock_hz, info.max_block_threads), (1_000_000_000, 1024));
         assert_eq!(info.arch, std::env::consts::ARCH);
         assert!(info.memory_bytes > 0 && info.compute_units > 0);
-        assert_eq!(devices[3], crate::tests::host().devices().unwrap()[3]);
+        assert_eq!(devices[3], crate::testing::host().devices().unwrap()[3]);
         assert_ne!(devices[3], devices[4]);
     }
 
@@ -254,10 +254,12 @@ mod tests {
     fn settings_are_refused_by_name() {
         assert_eq!(HostConfig::with_setting(" 3 ").unwrap().devices, 3);
         for bad in ["", "x", "-1", "1.5"] {
-            let error = HostConfig::with_setting(bad).unwrap_err();
-            assert!(
-                matches!(&error, Error::ApiMisuse(ApiMisuse::Setting { name: DEVICES_SETTING, value, .. }) if value == bad)
-            );
+            match HostConfig::with_setting(bad) {
+                Err(Error::ApiMisuse(ApiMisuse::Setting { name: DEVICES_SETTING, value, .. })) => {
+                    assert_eq!(value, bad)
+                }
+                other => panic!("{other:?}"),
+            }
         }
         let refusal = |devices, blocked_peers| {
             Host::open(IMAGE, HostConfig { devices, blocked_peers, ..HostConfig::default() }).unwrap_err()

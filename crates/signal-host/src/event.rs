@@ -10,8 +10,8 @@ use crate::sync::{Patience, Shared, SpinLock};
 
 /// A point in a stream.
 ///
-/// An event recorded while its stream captures belongs to the graph: each replay reaches it anew and notes the time, and
-/// no stream can wait for it, except within that capture, where the stream's order already does.
+/// An event recorded while its stream captures belongs to the graph: each replay reaches it anew and notes the time,
+/// and no stream can wait for it, except within that capture, where the stream's order already does.
 #[derive(Debug)]
 pub struct Event {
     mark: Shared<Mark>,

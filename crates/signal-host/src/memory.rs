@@ -61,8 +61,8 @@ impl Buffer {
         // SAFETY: the layout's size is not 0.
         let raw = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
         let skip = raw.as_ptr().align_offset(ALIGN);
-        // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead, which is
-        // what the allocation has beyond `bytes`.
+        // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead,
+        // which is what the allocation has beyond `bytes`.
         let start = unsafe { raw.add(skip) };
         device.host().count_in(bytes);
         Ok(Buffer(Shared::new(Allocation { device: device.clone(), kind, bytes, start, raw, layout })))
@@ -179,7 +179,7 @@ impl Part {
 mod tests {
     use super::*;
     use crate::Host;
-    use crate::tests::{first_device, host};
+    use crate::testing::{first_device, host};
     use signal_core::backend::Backend;
 
     #[test]

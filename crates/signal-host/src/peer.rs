@@ -25,7 +25,7 @@ pub(crate) fn enable(from: &Device, to: &Device) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::IMAGE;
+    use crate::testing::IMAGE;
     use crate::{Host, HostConfig};
     use signal_core::backend::Backend;
 

@@ -134,8 +134,8 @@ impl<'a> Crew<'a> {
         // SAFETY: passed on from the caller.
         unsafe { task(0).run() };
         let mut patience = Patience::new();
-        // Acquire: pairs with every lane's release in `serve`, so that the grid's writes come before whatever is next on
-        // the stream. Relaxed would order nothing.
+        // Acquire: pairs with every lane's release in `serve`, so that the grid's writes come before whatever is next
+        // on the stream. Relaxed would order nothing.
         while self.pool.running.load(Ordering::Acquire) != 0 {
             patience.pause();
         }
@@ -204,8 +204,8 @@ impl Lane {
     unsafe fn post(&self, task: Task) {
         // SAFETY: the lane reads the cell only between `RUN` and its report, so the worker has it for itself.
         unsafe { *self.task.get() = Some(task) };
-        // Release: pairs with the acquire in `serve`, and carries the task, the cleared block memory, the count of running
-        // lanes, and all that came before on the stream.
+        // Release: pairs with the acquire in `serve`, and carries the task, the cleared block memory, the count of
+        // running lanes, and all that came before on the stream.
         self.order.store(RUN, Ordering::Release);
     }
 
@@ -223,8 +223,8 @@ impl Lane {
                     }
                     // Relaxed: the worker stores `RUN` or `LEAVE` only after the report, which comes behind this.
                     self.order.store(NONE, Ordering::Relaxed);
-                    // Release: pairs with the acquire in `Crew::run`, and carries what this thread of the grid wrote. The
-                    // other lanes' decrements continue its release sequence.
+                    // Release: pairs with the acquire in `Crew::run`, and carries what this thread of the grid wrote.
+                    // The other lanes' decrements continue its release sequence.
                     running.fetch_sub(1, Ordering::Release);
                     idle.reset();
                 }
@@ -238,7 +238,7 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::host;
+    use crate::testing::host;
     use signal_core::backend::Backend;
 
     #[test]
