@@ -118,7 +118,7 @@ pub enum ApiMisuse {
         /// Bytes of each.
         bytes: u64,
     },
-    /// The {what} pointer is null though the count is not 0.
+    /// A pointer is null though the count is not 0.
     #[error("{what} pointer is null")]
     NullPointer {
         /// "input" or "output".
@@ -135,12 +135,12 @@ pub enum ApiMisuse {
         dtype: Dtype,
     },
     /// An address range would wrap around the address space.
-    #[error("{count} elements of {dtype} do not fit the address space")]
+    #[error("{count} elements of {element_bytes} bytes do not fit the address space")]
     TooLarge {
         /// Elements asked for.
         count: usize,
-        /// The element type.
-        dtype: Dtype,
+        /// Bytes of one.
+        element_bytes: usize,
     },
     /// A buffer or a stream belongs to another device than the communicator.
     #[error("{what} belongs to {found}, the communicator to {expected}")]
@@ -191,9 +191,6 @@ pub enum ApiMisuse {
         /// Its size.
         expected: usize,
     },
-    /// All rows of the symmetric address table are in use.
-    #[error("{0} symmetric buffers are alive, which is the limit")]
-    TooManyBuffers(usize),
     /// A buffer is too small to hold what is asked of it.
     #[error("a buffer of {found} bytes is too small, {needed} are needed")]
     BufferTooSmall {
