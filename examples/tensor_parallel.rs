@@ -138,7 +138,8 @@ fn run<B: Backend>(backend: &B, options: &Options) -> Result<()> {
             scope.spawn(move || {
                 let result = run_rank(communicator, fixture);
                 if result.is_err() {
-                    aborts.iter().for_each(AbortHandle::abort);
+                    // A rank that cannot be told runs into its deadline.
+                    let _: Vec<_> = aborts.iter().map(AbortHandle::abort).collect();
                 }
                 result
             })
@@ -169,7 +170,13 @@ fn all_or_cause<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
 
 /// Prints each sentence's error. An error if one is too large or if the ranks disagree.
 fn report<B: Backend>(fixture: &Fixture<'_>, by_rank: &[Vec<Vec<f32>>]) -> Result<()> {
-    println!("{} ranks on {}, {} layers, {} all-reduces a sentence", by_rank.len(), B::NAME, fixture.layers, 2 * fixture.layers);
+    println!(
+        "{} ranks on {}, {} layers, {} all-reduces a sentence",
+        by_rank.len(),
+        B::NAME,
+        fixture.layers,
+        2 * fixture.layers
+    );
     println!("{:>6} {:>10} {:>10} {:>12}  text", "tokens", "max error", "cosine", "hidden error");
     let mut worst = 0.0f64;
     for (index, text) in fixture.texts.iter().enumerate() {
@@ -376,7 +383,8 @@ impl<'a> Fixture<'a> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let metadata = header.metadata().as_ref().ok_or("the header has no metadata")?;
         let text = |key: &str| metadata.get(key).ok_or_else(|| format!("the metadata has no {key}"));
-        let number = |key: &str| -> Result<usize> { Ok(text(key)?.parse().map_err(|_| format!("{key} is no number"))?) };
+        let number =
+            |key: &str| -> Result<usize> { Ok(text(key)?.parse().map_err(|_| format!("{key} is no number"))?) };
         let fixture = Fixture {
             tensors: SafeTensors::deserialize(bytes)?,
             texts: string_list(text("texts")?).ok_or("texts is not a list of strings")?,

@@ -180,7 +180,8 @@ impl BackendReport {
         if self.peers.len() < 2 {
             return String::new();
         }
-        let mut text = "  peer matrix, by moving data: the row's device reaches the memory of the column's\n     ".to_owned();
+        let mut text =
+            "  peer matrix, by moving data: the row's device reaches the memory of the column's\n     ".to_owned();
         for column in 0..self.peers.len() {
             text += &format!(" {column:^6}");
         }

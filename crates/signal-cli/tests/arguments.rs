@@ -16,7 +16,7 @@ fn bad_arguments_are_refused_at_once() {
         ("-b 2K -e 1K", "-b 2048 is larger than -e 1024"),
         ("-b 0", "at least 1 byte"),
         ("-b 1 -e 4", "-b 1 holds no whole f32 element"),
-        ("-b 1X", "use K, M or G"),
+        ("-b 1X", "with K, M, G or nothing"),
         ("-e 99999999999G", "address space"),
         ("-f 1", "2 or more"),
         ("-f 0", "2 or more"),
@@ -69,7 +69,9 @@ fn what_only_the_machine_can_refuse_is_refused_before_the_table() {
 fn help_lists_the_options() {
     let help = signal("bench all-reduce --help");
     assert_eq!(help.code, Some(0));
-    for option in ["--backend", "--ranks", "-b,", "-e,", "-f,", "-d,", "--algo", "--graph", "--json", "--dump", "--seed"] {
+    for option in
+        ["--backend", "--ranks", "-b,", "-e,", "-f,", "-d,", "--algo", "--graph", "--json", "--dump", "--seed"]
+    {
         assert!(help.stdout.contains(option), "{option} in {}", help.stdout);
     }
     assert!(!help.stdout.contains("--corrupt"));

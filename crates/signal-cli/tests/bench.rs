@@ -67,7 +67,10 @@ fn other_memory_shared_devices_and_one_rank_are_right() {
 fn a_flipped_bit_is_found() {
     for line in ["-d f32", "-d f16 --graph 6", "-d bf16 --algo two-stage"] {
         let json = fresh_path("corrupt.json");
-        let run = signal(&format!("bench all-reduce --ranks 2 -e 2K --corrupt 1 {line} --batches 3 --json {}", json.display()));
+        let run = signal(&format!(
+            "bench all-reduce --ranks 2 -e 2K --corrupt 1 {line} --batches 3 --json {}",
+            json.display()
+        ));
         // A bit in each of two sizes and two places.
         run.refused(1, "4 elements differ from the reference");
         let report = parse(&json);
@@ -94,7 +97,10 @@ fn json_holds_machine_arguments_and_rows() {
         for place in [&row["out_of_place"], &row["in_place"]] {
             let [min, median, p99] = ["min_us", "time_us", "p99_us"].map(|name| place[name].as_f64().unwrap());
             assert!(0.0 < min && min <= median && median <= p99, "{place}");
-            assert_eq!((&place["wrong"], &place["batches"], &place["calls_per_batch"]), (&0.into(), &3.into(), &7.into()));
+            assert_eq!(
+                (&place["wrong"], &place["batches"], &place["calls_per_batch"]),
+                (&0.into(), &3.into(), &7.into())
+            );
         }
     }
 }
@@ -104,7 +110,8 @@ fn json_holds_machine_arguments_and_rows() {
 fn a_dump_can_be_checked_by_someone_else() {
     for (dtype, bytes) in [("f32", 4), ("bf16", 2)] {
         let directory = fresh_path(&format!("dump_{dtype}"));
-        let line = format!("bench all-reduce --ranks 3 -b 1K -e 12K -f 3 -d {dtype} {SHORT} --dump {}", directory.display());
+        let line =
+            format!("bench all-reduce --ranks 3 -b 1K -e 12K -f 3 -d {dtype} {SHORT} --dump {}", directory.display());
         signal(&line).rows();
         let manifest = parse(&directory.join("manifest.json"));
         assert_eq!((&manifest["dtype"], &manifest["ranks"]), (&dtype.into(), &3.into()));

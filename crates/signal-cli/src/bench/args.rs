@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
 use signal_comm::layout::MAX_GPUS;
-use signal_comm::{Algorithm, Dtype};
+use signal_comm::{Algorithm, Dtype, parse_bytes};
 
 use crate::backend::BackendName;
 use crate::error::{CliError, Result};
@@ -161,22 +161,11 @@ impl Args {
     }
 }
 
-/// Plain bytes, or a number with K, M or G (powers of 1024; "KB" and "KiB" mean the same).
 fn parse_size(text: &str) -> Result<usize, String> {
-    let lower = text.to_ascii_lowercase();
-    let number = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &lower[number.len()..] {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        unit => return Err(format!("unknown unit {unit:?}: use K, M or G")),
-    };
-    let value: usize = number.parse().map_err(|_| "a size is a whole number with K, M, G or nothing".to_owned())?;
-    match value.checked_mul(1 << shift) {
+    match parse_bytes(text) {
         Some(0) => Err("a size is at least 1 byte".to_owned()),
         Some(bytes) => Ok(bytes),
-        None => Err("this size does not fit the address space".to_owned()),
+        None => Err("a size is a number of bytes that fits the address space, with K, M, G or nothing".to_owned()),
     }
 }
 
@@ -225,7 +214,9 @@ mod tests {
 
     #[test]
     fn sizes_have_binary_units() {
-        for (text, bytes) in [("1", 1), ("1000", 1000), ("1K", 1024), ("3kb", 3072), ("64M", 64 << 20), ("1GiB", 1 << 30)] {
+        for (text, bytes) in
+            [("1", 1), ("1000", 1000), ("1K", 1024), ("3kb", 3072), ("64M", 64 << 20), ("1GiB", 1 << 30)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "K", "-1", "1.5K", "1T", "0", "0M", "99999999999999999999", "99999999999G", "1 K"] {

@@ -8,7 +8,8 @@ pub(super) fn wrong_elements<T: Element>(found: &[T], expected: &[T]) -> u64 {
     if bytemuck::cast_slice::<T, u8>(found) == bytemuck::cast_slice::<T, u8>(expected) {
         return 0;
     }
-    let differing = found.iter().zip(expected).filter(|(found, expected)| found.to_bits() != expected.to_bits()).count();
+    let differing =
+        found.iter().zip(expected).filter(|(found, expected)| found.to_bits() != expected.to_bits()).count();
     (differing + found.len().abs_diff(expected.len())) as u64
 }
 

@@ -17,6 +17,8 @@ use crate::machine::binary_size;
 const MAX_SETS: usize = 5;
 /// The sets take at most one part in this many of the memory.
 const MEMORY_SHARE: u64 = 4;
+/// What outputs hold before a call: a NaN in every type, which no sum of finite values is.
+const GARBAGE: u32 = u32::MAX;
 /// Elements below which a second thread is not worth its start.
 const PARALLEL_FROM: usize = 1 << 15;
 
@@ -35,8 +37,6 @@ pub(super) struct Set<B: Backend, T: Element> {
 /// All sets of a size.
 pub(super) struct Sets<B: Backend, T: Element> {
     pub(super) sets: Vec<Set<B, T>>,
-    /// Never equal to a finite result: what outputs hold before a call.
-    garbage: Vec<T>,
 }
 
 impl<B: Backend, T: Element> Sets<B, T> {
@@ -44,7 +44,7 @@ impl<B: Backend, T: Element> Sets<B, T> {
     pub(super) fn create(ranks: &mut Ranks<B>, memory: Memory, seed: u64, count: usize) -> Result<Self> {
         let number = affordable_sets(ranks, count * T::DTYPE.bytes())?;
         let sets = (0..number).map(|index| Set::create(ranks, memory, [seed, count as u64, index as u64], count));
-        Ok(Sets { sets: sets.collect::<Result<_>>()?, garbage: vec![T::from_bits(u32::MAX); count] })
+        Ok(Sets { sets: sets.collect::<Result<_>>()? })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -62,7 +62,7 @@ impl<B: Backend, T: Element> Sets<B, T> {
             for ((stream, input), output) in ranks.streams.iter().zip(&set.inputs).zip(&mut set.outputs) {
                 match place {
                     Place::InPlace => output.copy_from(stream, input)?,
-                    Place::OutOfPlace => output.write(stream, &self.garbage)?,
+                    Place::OutOfPlace => output.fill_bytes(stream, GARBAGE)?,
                 }
             }
         }
@@ -142,7 +142,9 @@ fn parallel<I: Sync, O: Send>(items: &[I], work: impl Fn(&I) -> O + Sync) -> Vec
     thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = items.iter().map(|item| scope.spawn(move || work(item))).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, O>| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let join = |thread: thread::ScopedJoinHandle<'_, O>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
         threads.into_iter().map(join).collect()
     })
 }

@@ -75,7 +75,12 @@ impl Dump {
     }
 
     /// Writes one size's files; each slice is by rank.
-    pub(super) fn size<T: Element>(&mut self, inputs: &[Vec<T>], outputs: &[Vec<T>], in_place: &[Vec<T>]) -> Result<()> {
+    pub(super) fn size<T: Element>(
+        &mut self,
+        inputs: &[Vec<T>],
+        outputs: &[Vec<T>],
+        in_place: &[Vec<T>],
+    ) -> Result<()> {
         let count = inputs.first().map_or(0, Vec::len);
         let bytes = count * T::DTYPE.bytes();
         let mut files = Vec::new();

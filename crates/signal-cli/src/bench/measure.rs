@@ -132,8 +132,8 @@ fn check_pass<B: Backend, T: Element>(
         if applications == 0 {
             continue;
         }
-        let summed_again = (place == Place::InPlace && applications > 1)
-            .then(|| applied(&set.expected, ranks.world(), applications));
+        let summed_again =
+            (place == Place::InPlace && applications > 1).then(|| applied(&set.expected, ranks.world(), applications));
         let expected = summed_again.as_ref().unwrap_or(&set.expected);
         let mut outputs = Vec::new();
         for (output, stream) in set.outputs.iter().zip(&ranks.streams) {

@@ -105,7 +105,12 @@ impl<B: Backend> Ranks<B> {
     }
 
     /// Runs `work` once and returns the slowest rank's time by its device's clock. Ends idle.
-    pub(super) fn batch<T: Element>(&mut self, sets: &mut [Set<B, T>], place: Place, work: &Work<B>) -> Result<Duration> {
+    pub(super) fn batch<T: Element>(
+        &mut self,
+        sets: &mut [Set<B, T>],
+        place: Place,
+        work: &Work<B>,
+    ) -> Result<Duration> {
         // The ranks start together, whatever was enqueued before: else the first would be timed while it waits for the last.
         for (communicator, stream) in self.communicators.iter_mut().zip(&self.streams) {
             communicator.barrier(stream)?;
