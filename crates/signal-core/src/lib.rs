@@ -17,7 +17,7 @@
 //!
 //! Nothing here depends on a vendor. [`reference`](mod@reference) states the arithmetic; every backend must match it bit by bit.
 
-mod backend;
+pub mod backend;
 mod buffer;
 mod comm;
 mod dtype;

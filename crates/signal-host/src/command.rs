@@ -40,8 +40,8 @@ impl Command {
     /// Runs it to the end, on the worker and its lanes.
     pub(crate) fn run(&self, crew: &mut Crew<'_>) {
         match self {
-            // SAFETY: `Grid::new` had its caller vouch for kernel and parameters, which live in `self`. The lanes were hired
-            // before the command was enqueued, or before the replay was that holds it.
+            // SAFETY: `Grid::new` had its caller vouch for kernel and parameters, which live in `self`. The lanes
+            // were hired before the command was enqueued, or before the replay was that holds it.
             Command::Launch(grid) => unsafe {
                 crew.run(grid.run, grid.params.0.as_ptr().cast(), grid.blocks, grid.threads);
             },

@@ -17,17 +17,25 @@ pub struct HostConfig {
     pub devices: usize,
     /// Pairs (from, to) of devices without peer access in that direction, to see refusals.
     pub blocked_peers: Vec<(usize, usize)>,
+    /// Most threads that the backend keeps at a time: one a stream, and those that its largest grid took.
+    ///
+    /// A thread takes four of the 65,530 memory mappings that Linux allows a process by default, two for its stack
+    /// and two for the standard library's signal stack; running out of them there would end the process. The default
+    /// leaves a quarter of them free.
+    pub max_threads: usize,
 }
 
 /// Most devices, far above any world size: each costs a handle, so this only catches slips.
 const MAX_DEVICES: usize = 1024;
+/// Linux's number for "try again".
+pub(crate) const EAGAIN: i32 = 11;
 /// Where [`HostConfig::from_env`] looks.
 const DEVICES_SETTING: &str = "SIGNAL_HOST_DEVICES";
 
 impl Default for HostConfig {
     /// Eight devices that all reach each other.
     fn default() -> Self {
-        HostConfig { devices: 8, blocked_peers: Vec::new() }
+        HostConfig { devices: 8, blocked_peers: Vec::new(), max_threads: 12_288 }
     }
 }
 
@@ -78,8 +86,12 @@ pub(crate) struct HostInner {
     pub(crate) config: HostConfig,
     pub(crate) kernels: Vec<HostKernel>,
     pub(crate) fingerprint: u64,
+    /// Bytes of memory of the machine, 0 where it cannot be told.
+    pub(crate) memory_bytes: u64,
     /// Bytes in live buffers.
     allocated: AtomicUsize,
+    /// Workers and lanes.
+    threads: AtomicUsize,
 }
 
 impl Host {
@@ -88,13 +100,24 @@ impl Host {
     pub fn open(image: HostImage, config: HostConfig) -> Result<Host> {
         config.check()?;
         let kernels = image.index()?;
-        let fingerprint = image.fingerprint;
-        Ok(Host(Shared::new(HostInner { config, kernels, fingerprint, allocated: AtomicUsize::new(0) })))
+        Ok(Host(Shared::new(HostInner {
+            config,
+            kernels,
+            fingerprint: image.fingerprint,
+            memory_bytes: memory_bytes(),
+            allocated: AtomicUsize::new(0),
+            threads: AtomicUsize::new(0),
+        })))
     }
 
     /// Bytes in the buffers that are alive on all devices of this backend, to find leaks.
     pub fn allocated_bytes(&self) -> usize {
         self.0.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Threads that the backend keeps for streams and grids, to find leaks.
+    pub fn threads(&self) -> usize {
+        self.0.threads.load(Ordering::Relaxed)
     }
 
     pub(crate) fn all_devices(&self) -> Vec<Device> {
@@ -116,6 +139,24 @@ impl HostInner {
 
     pub(crate) fn count_out(&self, bytes: usize) {
         self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Makes room for more threads, all of them or none.
+    pub(crate) fn reserve_threads(&self, more: usize) -> Result<()> {
+        let max = self.config.max_threads;
+        let room = |alive: usize| alive.checked_add(more).filter(|&total| total <= max);
+        match self.threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(()),
+            Err(alive) => Err(Error::Driver {
+                code: EAGAIN,
+                name: format!("{more} more than the {alive} there are exceed HostConfig::max_threads = {max}"),
+                call: "starting threads",
+            }),
+        }
+    }
+
+    pub(crate) fn release_threads(&self, gone: usize) {
+        self.threads.fetch_sub(gone, Ordering::Relaxed);
     }
 }
 
@@ -155,7 +196,7 @@ impl Device {
             pci: None,
             arch: std::env::consts::ARCH.to_string(),
             family: DeviceFamily::Host,
-            memory_bytes: memory_bytes(),
+            memory_bytes: self.host.memory_bytes,
             compute_units: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             // Kernels read CLOCK_MONOTONIC in nanoseconds.
             clock_hz: 1_000_000_000,
@@ -181,7 +222,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory of the machine, 0 where it cannot be told.
+/// See [`HostInner::memory_bytes`].
 fn memory_bytes() -> u64 {
     let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =
@@ -192,7 +233,7 @@ fn memory_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{IMAGE, host};
+    use crate::testing::{IMAGE, host};
     use signal_core::backend::Backend;
 
     #[test]
@@ -205,7 +246,7 @@ mod tests {
         assert_eq!((info.clock_hz, info.max_block_threads), (1_000_000_000, 1024));
         assert_eq!(info.arch, std::env::consts::ARCH);
         assert!(info.memory_bytes > 0 && info.compute_units > 0);
-        assert_eq!(devices[3], crate::tests::host().devices().unwrap()[3]);
+        assert_eq!(devices[3], crate::testing::host().devices().unwrap()[3]);
         assert_ne!(devices[3], devices[4]);
     }
 
@@ -213,12 +254,16 @@ mod tests {
     fn settings_are_refused_by_name() {
         assert_eq!(HostConfig::with_setting(" 3 ").unwrap().devices, 3);
         for bad in ["", "x", "-1", "1.5"] {
-            let error = HostConfig::with_setting(bad).unwrap_err();
-            assert!(
-                matches!(&error, Error::ApiMisuse(ApiMisuse::Setting { name: DEVICES_SETTING, value, .. }) if value == bad)
-            );
+            match HostConfig::with_setting(bad) {
+                Err(Error::ApiMisuse(ApiMisuse::Setting { name: DEVICES_SETTING, value, .. })) => {
+                    assert_eq!(value, bad)
+                }
+                other => panic!("{other:?}"),
+            }
         }
-        let refusal = |devices, blocked_peers| Host::open(IMAGE, HostConfig { devices, blocked_peers }).unwrap_err();
+        let refusal = |devices, blocked_peers| {
+            Host::open(IMAGE, HostConfig { devices, blocked_peers, ..HostConfig::default() }).unwrap_err()
+        };
         assert!(matches!(refusal(0, vec![]), Error::Unavailable { backend: "host", why: Unavailable::NoDevice(_) }));
         assert!(matches!(refusal(1025, vec![]), Error::ApiMisuse(ApiMisuse::Setting { name: DEVICES_SETTING, .. })));
         for pair in [(0, 2), (2, 0), (1, 1)] {

@@ -5,21 +5,18 @@ use std::time::{Duration, Instant};
 
 use signal_core::error::{ApiMisuse, Error, Result};
 
-use crate::device::Device;
+use crate::device::{Device, EAGAIN};
 use crate::sync::{Patience, Shared, SpinLock};
 
 /// A point in a stream.
 ///
-/// An event recorded while its stream captures belongs to the graph: each replay reaches it anew and notes the time, and
-/// no stream can wait for it, except within that capture, where the stream's order already does.
+/// An event recorded while its stream captures belongs to the graph: each replay reaches it anew and notes the time,
+/// and no stream can wait for it, except within that capture, where the stream's order already does.
 #[derive(Debug)]
 pub struct Event {
     mark: Shared<Mark>,
     device: Device,
 }
-
-/// Linux's number for "try again".
-const EAGAIN: i32 = 11;
 
 impl Event {
     pub(crate) fn new(device: &Device, capture: Option<u64>) -> Self {

@@ -1,32 +1,33 @@
 //! Signal's backend on CPU threads: the default where there is no GPU, and the place where the protocol is tested.
 //!
-//! It executes the same kernels as the GPU backends, compiled by the host's C++ compiler, on as many make-believe devices
-//! as asked for. It does so with the freedoms that a GPU takes, so that what is wrong there shows up here: streams run
-//! side by side, calls return before the work is done, memory goes away while work is queued.
+//! It executes the same kernels as the GPU backends, compiled by the host's C++ compiler, on as many make-believe
+//! devices as asked for. It does so with the freedoms that a GPU takes, so that what is wrong there shows up here:
+//! streams run side by side, calls return before the work is done, memory goes away while work is queued.
 //!
 //! # Threads
 //! - A stream is a queue with one worker thread ([`Stream`]). Work runs there in order.
-//! - A launch of `grid * threads` threads takes that many OS threads at once, the worker being the first. None is ever
-//!   scheduled behind another of its grid, nor behind another stream's: blocks of different ranks wait for each other.
-//!   A waiting thread gives way to others, so this holds with fewer cores than threads; it is only slower.
+//! - A launch of `grid * threads` threads takes that many OS threads at once, the worker being the first. None is
+//!   ever scheduled behind another of its grid, nor behind another stream's: blocks of different ranks wait for each
+//!   other. A waiting thread gives way to others, so this holds with fewer cores than threads; it is only slower.
 //! - Idle threads are parked.
 //!
 //! # Memory
-//! All devices share the machine's memory, so a peer's memory needs no mapping, and [`MemoryKind`] only decides whether
-//! the host gets a pointer. Queued work holds handles of the buffers it uses; memory is freed, without waiting for
-//! anything, by whichever thread drops the last handle.
+//! All devices share the machine's memory, so a peer's memory needs no mapping, and [`MemoryKind`] only decides
+//! whether the host gets a pointer. Queued work holds handles of the buffers it uses; memory is freed, without
+//! waiting for anything, by whichever thread drops the last handle.
 //!
 //! # Order
 //! Work on a stream is ordered by the worker; the lanes of a grid hand their writes back to it when the grid ends. An
-//! enqueuing call passes on what its thread wrote before (by the queue's lock), `synchronize` and `download` pass back
-//! what completed (by the count of completed commands), an event carries both from stream to stream (by its flag). All of
-//! this is done by atomics that are compiled with this crate, so that ThreadSanitizer, which knows nothing of the
-//! uninstrumented standard library's locks, judges the protocol without false alarms and without suppressions.
+//! enqueuing call passes on what its thread wrote before (by the queue's lock), `synchronize` and `download` pass
+//! back what completed (by the count of completed commands), an event carries both from stream to stream (by its
+//! flag). All of this is done by atomics that are compiled with this crate, so that ThreadSanitizer, which knows
+//! nothing of the uninstrumented standard library's locks, judges the protocol without false alarms and without
+//! suppressions.
 //!
 //! # Who checks what
-//! Ranges, devices, grids and capture state are checked before anything is enqueued. That a kernel's parameters are right
-//! is the launcher's duty, as on every backend. That the table handed to [`Host::open`] holds the kernels that it names
-//! is the duty of whoever made it ([`HostEntry::new`]).
+//! Ranges, devices, grids and capture state are checked before anything is enqueued. That a kernel's parameters are
+//! right is the launcher's duty, as on every backend. That the table handed to [`Host::open`] holds the kernels that
+//! it names is the duty of whoever made it ([`HostEntry::new`]).
 
 mod command;
 mod device;
@@ -38,6 +39,8 @@ mod peer;
 mod pool;
 mod stream;
 mod sync;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -49,6 +49,11 @@ impl Buffer {
         }
         let refused =
             || Error::Driver { code: ENOMEM, name: format!("cannot allocate {bytes} bytes"), call: "alloc_zeroed" };
+        // A system that overcommits would grant it, and kill the process when it is used.
+        let memory = device.host().memory_bytes;
+        if memory != 0 && bytes as u64 > memory {
+            return Err(refused());
+        }
         // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
         // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
         let padded = bytes.checked_add(ALIGN - 16).ok_or_else(refused)?;
@@ -56,8 +61,8 @@ impl Buffer {
         // SAFETY: the layout's size is not 0.
         let raw = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
         let skip = raw.as_ptr().align_offset(ALIGN);
-        // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead, which is
-        // what the allocation has beyond `bytes`.
+        // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead,
+        // which is what the allocation has beyond `bytes`.
         let start = unsafe { raw.add(skip) };
         device.host().count_in(bytes);
         Ok(Buffer(Shared::new(Allocation { device: device.clone(), kind, bytes, start, raw, layout })))
@@ -174,7 +179,7 @@ impl Part {
 mod tests {
     use super::*;
     use crate::Host;
-    use crate::tests::{first_device, host};
+    use crate::testing::{first_device, host};
     use signal_core::backend::Backend;
 
     #[test]

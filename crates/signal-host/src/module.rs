@@ -48,8 +48,9 @@ impl HostEntry {
     /// Names a kernel.
     ///
     /// # Safety
-    /// `run` is the kernel that the catalogue ([`Kernel`]) has under this name: given that kernel's parameter struct, it
-    /// touches only the memory that the struct, the thread description and the protocol give it, and does not unwind.
+    /// `run` is the kernel that the catalogue ([`Kernel`]) has under this name: given that kernel's parameter struct,
+    /// it touches only the memory that the struct, the thread description and the protocol give it, and does not
+    /// unwind.
     pub const unsafe fn new(name: &'static CStr, run: HostKernel) -> Self {
         HostEntry { name: name.as_ptr(), run: Some(run) }
     }
@@ -221,7 +222,7 @@ unsafe impl Sync for HostBlock {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{TABLE, no_kernel};
+    use crate::testing::{TABLE, no_kernel};
     use crate::{Host, HostConfig};
     use signal_core::error::Error;
 

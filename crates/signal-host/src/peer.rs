@@ -25,13 +25,13 @@ pub(crate) fn enable(from: &Device, to: &Device) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::IMAGE;
+    use crate::testing::IMAGE;
     use crate::{Host, HostConfig};
     use signal_core::backend::Backend;
 
     #[test]
     fn a_blocked_direction_is_refused_with_the_reason() {
-        let config = HostConfig { devices: 3, blocked_peers: vec![(0, 2)] };
+        let config = HostConfig { devices: 3, blocked_peers: vec![(0, 2)], ..HostConfig::default() };
         let host = Host::open(IMAGE, config).unwrap();
         let d = host.devices().unwrap();
         assert_eq!(Host::peer_access(&d[1], &d[1]).unwrap(), PeerAccess { link: Link::SameDevice, refusal: None });

@@ -16,15 +16,16 @@ use std::thread::{self, JoinHandle, Thread};
 use signal_core::error::{Error, Result};
 use signal_core::layout::MAX_NUM_BLOCKS_UPPER_BOUND;
 
+use crate::device::HostInner;
 use crate::module::{HostBlock, HostKernel, HostThread};
 use crate::sync::{Idle, Patience, Shared, SpinLock};
 
 /// Bytes of a lane's stack. Kernels keep their data in buffers and in the block's memory; a thousand lanes a rank must
 /// fit the address space of a container.
 const STACK_BYTES: usize = 256 << 10;
-/// Most lanes of one launch: 1,024 blocks of 16 threads. Eight such ranks take 131,072 threads, more than most machines
-/// allow, so a larger grid could not be promised to be resident.
-const MAX_LANES: u32 = 16_384;
+/// Most lanes of one launch: 1,024 blocks of 8 threads, within the default of
+/// [`HostConfig::max_threads`](crate::HostConfig::max_threads). A larger grid could not be promised to be resident.
+const MAX_LANES: u32 = 8192;
 
 /// Blocks of `threads` threads that one launch may have.
 pub(crate) fn resident_blocks(threads: u32) -> u32 {
@@ -42,6 +43,7 @@ pub(crate) fn spawn(name: &'static str, main: impl FnOnce() + Send + 'static) ->
 
 /// The lanes of one stream, beside its worker.
 pub(crate) struct Pool {
+    host: Shared<HostInner>,
     hired: SpinLock<Vec<Hired>>,
     /// Held while hiring, which takes too long for `hired`: the worker takes that one.
     hiring: SpinLock<()>,
@@ -55,19 +57,24 @@ struct Hired {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(host: &Shared<HostInner>) -> Self {
         let running = Shared::new(AtomicUsize::new(0));
-        Pool { hired: SpinLock::new(Vec::new()), hiring: SpinLock::new(()), running }
+        Pool { host: host.clone(), hired: SpinLock::new(Vec::new()), hiring: SpinLock::new(()), running }
     }
 
     /// Makes sure of lanes for `threads` threads, the worker counted in.
     pub(crate) fn hire(&self, threads: usize) -> Result<()> {
         let _hiring = self.hiring.lock();
         let have = self.hired.lock().len() + 1;
-        for _ in have..threads {
+        let missing = threads.saturating_sub(have);
+        self.host.reserve_threads(missing)?;
+        for done in 0..missing {
             let lane = Shared::new(Lane::new());
             let (own, running) = (lane.clone(), self.running.clone());
-            let thread = spawn("signal-lane", move || own.serve(&running))?;
+            let thread = spawn("signal-lane", move || own.serve(&running)).inspect_err(|_| {
+                // Those hired so far stay, for smaller grids.
+                self.host.release_threads(missing - done);
+            })?;
             self.hired.lock().push(Hired { lane, thread });
         }
         Ok(())
@@ -127,8 +134,8 @@ impl<'a> Crew<'a> {
         // SAFETY: passed on from the caller.
         unsafe { task(0).run() };
         let mut patience = Patience::new();
-        // Acquire: pairs with every lane's release in `serve`, so that the grid's writes come before whatever is next on
-        // the stream. Relaxed would order nothing.
+        // Acquire: pairs with every lane's release in `serve`, so that the grid's writes come before whatever is next
+        // on the stream. Relaxed would order nothing.
         while self.pool.running.load(Ordering::Acquire) != 0 {
             patience.pause();
         }
@@ -142,10 +149,12 @@ impl<'a> Crew<'a> {
             h.lane.order.store(LEAVE, Ordering::Release);
             h.thread.thread().unpark();
         }
+        let gone = hired.len();
         for h in hired {
             // A lane does not unwind: kernels are `extern "C"`, and nothing else in it panics.
             let _ = h.thread.join();
         }
+        self.pool.host.release_threads(gone);
     }
 }
 
@@ -195,8 +204,8 @@ impl Lane {
     unsafe fn post(&self, task: Task) {
         // SAFETY: the lane reads the cell only between `RUN` and its report, so the worker has it for itself.
         unsafe { *self.task.get() = Some(task) };
-        // Release: pairs with the acquire in `serve`, and carries the task, the cleared block memory, the count of running
-        // lanes, and all that came before on the stream.
+        // Release: pairs with the acquire in `serve`, and carries the task, the cleared block memory, the count of
+        // running lanes, and all that came before on the stream.
         self.order.store(RUN, Ordering::Release);
     }
 
@@ -214,8 +223,8 @@ impl Lane {
                     }
                     // Relaxed: the worker stores `RUN` or `LEAVE` only after the report, which comes behind this.
                     self.order.store(NONE, Ordering::Relaxed);
-                    // Release: pairs with the acquire in `Crew::run`, and carries what this thread of the grid wrote. The
-                    // other lanes' decrements continue its release sequence.
+                    // Release: pairs with the acquire in `Crew::run`, and carries what this thread of the grid wrote.
+                    // The other lanes' decrements continue its release sequence.
                     running.fetch_sub(1, Ordering::Release);
                     idle.reset();
                 }
@@ -229,21 +238,24 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::host;
+    use signal_core::backend::Backend;
 
     #[test]
     fn the_pool_bounds_what_it_promises() {
-        let budgets = [1, 16, 17, 64, 1024].map(resident_blocks);
-        assert_eq!(budgets, [1024, 1024, 963, 256, 16]);
+        let budgets = [1, 8, 9, 64, 1024].map(resident_blocks);
+        assert_eq!(budgets, [1024, 1024, 910, 128, 8]);
     }
 
     #[test]
     fn lanes_are_hired_once_and_dismissed() {
-        let pool = Pool::new();
+        let host = host();
+        let pool = Pool::new(host.devices().unwrap()[0].host());
         for (threads, lanes) in [(1, 0), (5, 4), (3, 4), (6, 5)] {
             pool.hire(threads).unwrap();
-            assert_eq!(pool.len(), lanes);
+            assert_eq!((pool.len(), host.threads()), (lanes, lanes));
         }
         Crew::new(&pool).dismiss();
-        assert_eq!(pool.len(), 0);
+        assert_eq!((pool.len(), host.threads()), (0, 0));
     }
 }

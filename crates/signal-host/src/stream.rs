@@ -1,9 +1,9 @@
 //! Streams: a queue, and a worker thread that takes from it.
 //!
-//! The worker is detached: whoever drops a stream's last handle does not wait for what is queued. Nothing that a command
-//! holds leads back to a stream's handle, so a worker never drops its own. It leaves when the stream is closed, the
-//! queue is empty, and the dropper has let go of the [`Core`]: by then nobody else holds anything of this thread, which
-//! is what makes the free of its handle ordered in the eyes of ThreadSanitizer.
+//! The worker is detached: whoever drops a stream's last handle does not wait for what is queued. Nothing that a
+//! command holds leads back to a stream's handle, so a worker never drops its own. It leaves when the stream is
+//! closed, the queue is empty, and the dropper has let go of the [`Core`]: by then nobody else holds anything of this
+//! thread, which is what makes the free of its handle ordered in the eyes of ThreadSanitizer.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,10 +41,16 @@ impl Stream {
             queue: SpinLock::new(Queue { commands: VecDeque::new(), submitted: 0, capture: None }),
             completed: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            pool: Pool::new(),
+            pool: Pool::new(device.host()),
         });
-        let own = core.clone();
-        let worker = pool::spawn("signal-stream", move || work(own))?.thread().clone();
+        let host = device.host().clone();
+        host.reserve_threads(1)?;
+        let (own, counted) = (core.clone(), host.clone());
+        let spawned = pool::spawn("signal-stream", move || {
+            work(own);
+            counted.release_threads(1);
+        });
+        let worker = spawned.inspect_err(|_| host.release_threads(1))?.thread().clone();
         Ok(Stream(Shared::new(Handle { device: device.clone(), id: StreamId(unique()), worker, core })))
     }
 
@@ -87,8 +93,8 @@ impl Stream {
         }
         let mut queue = self.0.core.queue.lock();
         queue.refuse_capture("download")?;
-        // SAFETY: `target` is exclusive to this call and long enough, and the call does not return before the command has
-        // run: there is no way out between here and the end of the wait.
+        // SAFETY: `target` is exclusive to this call and long enough, and the call does not return before the command
+        // has run: there is no way out between here and the end of the wait.
         let target = unsafe { Target::new(target.as_mut_ptr()) };
         queue.push(Command::Download(part, target));
         let submitted = queue.submitted;
@@ -234,8 +240,8 @@ fn capture_misuse(call: &'static str, state: &'static str) -> Error {
 
 impl Core {
     fn has_completed(&self, submitted: u64) -> bool {
-        // Acquire: pairs with the release in `work`. What the commands wrote is visible to whoever learns here that they
-        // have completed.
+        // Acquire: pairs with the release in `work`. What the commands wrote is visible to whoever learns here that
+        // they have completed.
         self.completed.load(Ordering::Acquire) >= submitted
     }
 
@@ -252,8 +258,8 @@ fn work(core: Shared<Core>) {
     let mut crew = Crew::new(&core.pool);
     let mut idle = Idle::new();
     loop {
-        // Looked at before the queue: nothing is enqueued after the stream was closed, so an empty queue then is the end.
-        // Acquire: pairs with the release in the drop of the handle.
+        // Looked at before the queue: nothing is enqueued after the stream was closed, so an empty queue then is the
+        // end. Acquire: pairs with the release in the drop of the handle.
         let closed = core.closed.load(Ordering::Acquire);
         let next = core.queue.lock().commands.pop_front();
         if let Some(command) = next {

@@ -1,10 +1,10 @@
 //! The synchronization that carries data in this crate: a spin lock, a reference count and a patient wait.
 //!
-//! Everything here is built from atomics that are compiled with this crate. ThreadSanitizer sees only what was compiled
-//! with it, and the standard library is not: its mutexes and channels would hide every hand-over of work and memory from
-//! the tool that is to judge the protocol. Its `Arc` orders the last owner behind the others by a fence, which
-//! ThreadSanitizer does not model. `thread::park` and `unpark` are used as hints to sleep and to look again, never to
-//! pass data.
+//! Everything here is built from atomics that are compiled with this crate. ThreadSanitizer sees only what was
+//! compiled with it, and the standard library is not: its mutexes and channels would hide every hand-over of work and
+//! memory from the tool that is to judge the protocol. Its `Arc` orders the last owner behind the others by a fence,
+//! which ThreadSanitizer does not model. `thread::park` and `unpark` are used as hints to sleep and to look again,
+//! never to pass data.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -67,8 +67,8 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Release: this owner's accesses come before the free by the last one. Acquire: if this is the last one, it sees
-        // them all. One operation for both, where `Arc` uses a fence; see the head of this file.
+        // Release: this owner's accesses come before the free by the last one. Acquire: if this is the last one, it
+        // sees them all. One operation for both, where `Arc` uses a fence; see the head of this file.
         if self.counted().handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: the pointer came from `Box::leak` in `new`; the count says that no other handle exists, and the
             // ordering above that no other thread is still using one.

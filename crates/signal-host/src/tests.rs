@@ -1,194 +1,14 @@
-//! Tests of the whole backend, on small kernels written in Rust.
+//! Tests of the whole backend.
 
-use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_core::backend::{Backend, Launch, MemoryKind};
-use signal_core::dtype::{Dtype, ReduceOp};
+use signal_core::backend::{Backend, MemoryKind};
 use signal_core::error::{ApiMisuse, Error, Result};
-use signal_core::kernel::{Algorithm, Kernel};
-use signal_core::layout::LAYOUT_VERSION;
 
+use crate::sync::Shared;
+use crate::testing::*;
 use crate::*;
-
-/// Appends a number to a log: (log, cursor, number). Not atomic: the stream orders it.
-const APPEND: Kernel = Kernel::Barrier;
-/// Raises the own flag and waits for the other: (own, other).
-const MEET: Kernel = Kernel::BarrierProbe;
-/// All threads wait for all: (arrivals, faults found in the thread description or the block's memory).
-const ASSEMBLE: Kernel = Kernel::PeerProbe;
-/// Waits for a flag: (flag).
-const HOLD: Kernel = Kernel::AllReduce(Algorithm::OneStage, ReduceOp::Sum, Dtype::F32);
-/// Each thread adds 1 to a number of its own: (numbers).
-const BUMP: Kernel = Kernel::AllReduce(Algorithm::OneStage, ReduceOp::Sum, Dtype::F16);
-
-type Words = [u64; 4];
-
-unsafe extern "C" fn append(params: *const c_void, _: *const HostThread) {
-    // SAFETY: the tests launch it with three words, in a grid of one thread, on memory that they pass as used.
-    unsafe {
-        let [log, cursor, number, _] = *params.cast::<Words>();
-        let cursor = cursor as *mut u64;
-        *(log as *mut u64).add(*cursor as usize) = number;
-        *cursor += 1;
-    }
-}
-
-unsafe extern "C" fn meet(params: *const c_void, _: *const HostThread) {
-    // SAFETY: the tests launch it with the addresses of two flags in memory that they pass as used.
-    let (own, other) = unsafe {
-        let [own, other, ..] = *params.cast::<Words>();
-        (&*(own as *const AtomicU32), &*(other as *const AtomicU32))
-    };
-    own.store(1, Ordering::Release);
-    while other.load(Ordering::Acquire) == 0 {
-        thread::yield_now();
-    }
-}
-
-unsafe extern "C" fn assemble(params: *const c_void, thread: *const HostThread) {
-    // SAFETY: the tests launch it with the addresses of two counters in memory that they pass as used; the description
-    // and the state behind it are the backend's, and of the state each thread touches one counter and its own byte.
-    let (arrivals, faults, me, met, mark) = unsafe {
-        let [arrivals, faults, ..] = *params.cast::<Words>();
-        let me = *thread;
-        let met = &*me.state.cast::<AtomicU32>();
-        let mark = &mut *me.state.cast::<u8>().add(HOST_BLOCK_BYTES - 1 - me.thread as usize);
-        (&*(arrivals as *const AtomicU32), &*(faults as *const AtomicU32), me, met, mark)
-    };
-    let aligned = me.state as usize % 64 == 0;
-    if !aligned || me.thread >= me.block_dim || me.block >= me.grid_dim || std::mem::replace(mark, 1) != 0 {
-        faults.fetch_add(1, Ordering::Relaxed);
-    }
-    met.fetch_add(1, Ordering::Relaxed);
-    arrivals.fetch_add(1, Ordering::AcqRel);
-    while arrivals.load(Ordering::Acquire) < me.grid_dim * me.block_dim {
-        thread::yield_now();
-    }
-    // Now every thread of the block was there, and none of another block.
-    if met.load(Ordering::Relaxed) != me.block_dim {
-        faults.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-unsafe extern "C" fn hold(params: *const c_void, _: *const HostThread) {
-    // SAFETY: the tests launch it with the address of a flag in memory that they pass as used.
-    let flag = unsafe { &*((*params.cast::<Words>())[0] as *const AtomicU32) };
-    while flag.load(Ordering::Acquire) == 0 {
-        thread::yield_now();
-    }
-}
-
-unsafe extern "C" fn bump(params: *const c_void, thread: *const HostThread) {
-    // SAFETY: the tests launch it with the address of a number for each thread of the grid.
-    unsafe {
-        let me = *thread;
-        let numbers = (*params.cast::<Words>())[0] as *mut u64;
-        *numbers.add((me.block * me.block_dim + me.thread) as usize) += 1;
-    }
-}
-
-pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread) {}
-
-// SAFETY: these are not the catalogue's kernels, but nobody but the tests below launches from this table.
-static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
-    [
-        // In another order than the catalogue: names count, not places.
-        HostEntry::new(c"signal_all_reduce_two_stage_sum_bf16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_two_stage_sum_f16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_two_stage_sum_f32", no_kernel),
-        HostEntry::new(c"signal_all_reduce_one_stage_sum_bf16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_one_stage_sum_f16", bump),
-        HostEntry::new(c"signal_all_reduce_one_stage_sum_f32", hold),
-        HostEntry::new(c"signal_peer_probe", assemble),
-        HostEntry::new(c"signal_barrier_probe", meet),
-        HostEntry::new(c"signal_barrier", append),
-    ]
-};
-pub(crate) static TABLE: HostImageTable = HostImageTable::new(LAYOUT_VERSION, &ENTRIES);
-pub(crate) const IMAGE: HostImage = HostImage { table: Some(&TABLE), fingerprint: 0xfeed, missing: "" };
-
-pub(crate) fn host() -> Host {
-    Host::open(IMAGE, HostConfig::default()).unwrap()
-}
-
-pub(crate) fn first_device() -> Device {
-    host().devices().unwrap().remove(0)
-}
-
-/// One stream on one device.
-struct Bench {
-    host: Host,
-    device: Device,
-    module: Module,
-    stream: Stream,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let host = host();
-        let device = host.devices().unwrap().remove(0);
-        let (module, stream) = (Host::load(&device).unwrap(), Host::create_stream(&device).unwrap());
-        Bench { host, device, module, stream }
-    }
-
-    fn buffer(&self, bytes: usize) -> Buffer {
-        Host::allocate(&self.device, bytes, MemoryKind::HostMapped).unwrap()
-    }
-
-    fn try_launch(
-        &self,
-        stream: &Stream,
-        kernel: Kernel,
-        shape: (u32, u32),
-        params: &[u64],
-        uses: &[&Buffer],
-    ) -> Result<()> {
-        let bytes: Vec<u8> = params.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let launch = Launch { kernel, grid: shape.0, threads: shape.1, params: &bytes, uses };
-        // SAFETY: the tests below pass what the kernels above ask for.
-        unsafe { Host::launch(stream, &self.module, &launch) }
-    }
-
-    fn launch(&self, stream: &Stream, kernel: Kernel, shape: (u32, u32), params: &[u64], uses: &[&Buffer]) {
-        self.try_launch(stream, kernel, shape, params, uses).unwrap();
-    }
-
-    /// Enqueues a kernel that waits until the gate is opened.
-    fn hold(&self, stream: &Stream) -> Gate {
-        let gate = Gate(self.buffer(4));
-        self.launch(stream, HOLD, (1, 1), &[Host::address(&gate.0)], &[&gate.0]);
-        gate
-    }
-
-    fn words(&self, buffer: &Buffer, count: usize) -> Vec<u64> {
-        let mut bytes = vec![0; count * 8];
-        Host::download(&self.stream, buffer, 0, &mut bytes).unwrap();
-        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect()
-    }
-}
-
-/// Opens when dropped too, so that a failing test does not leave a thread spinning.
-struct Gate(Buffer);
-
-impl Gate {
-    fn open(&self) {
-        flag(&self.0).store(1, Ordering::Release);
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.open();
-    }
-}
-
-fn flag(buffer: &Buffer) -> &AtomicU32 {
-    // SAFETY: the tests' kernels access this word atomically, and the buffer is borrowed for as long as the reference.
-    unsafe { Host::host_pointer(buffer).unwrap().cast().as_ref() }
-}
 
 #[test]
 fn work_on_a_stream_runs_in_order() {
@@ -404,22 +224,26 @@ fn streams_come_and_go() {
 
 #[test]
 fn a_stream_serves_several_threads() {
-    let bench = Bench::new();
+    let bench = Shared::new(Bench::new());
     let (log, cursor) = (bench.buffer(400 * 8), bench.buffer(8));
-    let params = |number| [Host::address(&log), Host::address(&cursor), number];
-    thread::scope(|scope| {
-        for t in 0..4 {
-            let (bench, params, log, cursor) = (&bench, &params, &log, &cursor);
-            scope.spawn(move || {
+    // Joined by hand: the end of `thread::scope` is another thing that ThreadSanitizer does not see.
+    let threads: Vec<_> = (0..4)
+        .map(|t| {
+            let (bench, log, cursor) = (bench.clone(), log.clone(), cursor.clone());
+            thread::spawn(move || {
                 for i in 0..100 {
-                    bench.launch(&bench.stream, APPEND, (1, 1), &params(t * 100 + i), &[log, cursor]);
+                    let params = [Host::address(&log), Host::address(&cursor), t * 100 + i];
+                    bench.launch(&bench.stream, APPEND, (1, 1), &params, &[&log, &cursor]);
                     if i % 10 == 0 {
                         Host::synchronize(&bench.stream).unwrap();
                     }
                 }
-            });
-        }
-    });
+            })
+        })
+        .collect();
+    for t in threads {
+        t.join().unwrap();
+    }
     Host::synchronize(&bench.stream).unwrap();
     assert!(Host::is_idle(&bench.stream).unwrap());
     let mut seen = bench.words(&log, 400);
@@ -488,7 +312,7 @@ fn misuse_is_named_and_enqueues_nothing() {
     let launch = |shape, params: &[u64]| misuse(bench.try_launch(stream, BUMP, shape, params, &[]));
     assert_eq!(launch((0, 1), &[0]), ApiMisuse::Grid { blocks: 0, budget: 1024 });
     assert_eq!(launch((1025, 1), &[0]), ApiMisuse::Grid { blocks: 1025, budget: 1024 });
-    assert_eq!(launch((17, 1024), &[0]), ApiMisuse::Grid { blocks: 17, budget: 16 });
+    assert_eq!(launch((9, 1024), &[0]), ApiMisuse::Grid { blocks: 9, budget: 8 });
     assert_eq!(launch((1, 0), &[0]), ApiMisuse::Threads { threads: 0, limit: 1024 });
     assert_eq!(launch((1, 1025), &[0]), ApiMisuse::Threads { threads: 1025, limit: 1024 });
     assert_eq!(launch((1, 1), &[0; 65]), ApiMisuse::BufferTooSmall { found: 512, needed: 520 });
@@ -523,6 +347,30 @@ fn capture_refuses_what_it_cannot_record() {
     is(Host::wait(stream, &inside), "wait", "capturing");
     // A stream may go away while it captures.
     drop(bench);
+}
+
+#[test]
+fn running_out_of_threads_is_the_callers_error() {
+    let config = HostConfig { max_threads: 100, ..HostConfig::default() };
+    let bench = Bench::on(Host::open(IMAGE, config).unwrap());
+    let numbers = bench.buffer(1024 * 8);
+    let launch = |blocks| bench.try_launch(&bench.stream, BUMP, (blocks, 1), &[Host::address(&numbers)], &[&numbers]);
+    for _ in 0..2 {
+        let refused = launch(101);
+        assert!(matches!(refused, Err(Error::Driver { call: "starting threads", .. })), "{refused:?}");
+        assert!(Host::is_idle(&bench.stream).unwrap());
+        assert_eq!(bench.stream.lanes(), 0);
+    }
+    launch(100).unwrap();
+    assert_eq!(bench.words(&numbers, 101), [[1; 100].as_slice(), &[0]].concat());
+    assert!(matches!(Host::create_stream(&bench.device), Err(Error::Driver { call: "starting threads", .. })));
+    // The threads of a stream that goes away are free for others, soon.
+    let Bench { host, device, stream, .. } = bench;
+    drop(stream);
+    while host.threads() > 0 {
+        thread::yield_now();
+    }
+    Host::create_stream(&device).unwrap();
 }
 
 #[test]
