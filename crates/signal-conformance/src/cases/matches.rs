@@ -96,8 +96,8 @@ pub fn all_reduce_matches_windows<B: Backend>(rig: &Rig<B>) {
             let window = SCRATCH / T::DTYPE.bytes();
             // A two-stage window leaves room for the sums of one shard: one rank's part of ranks + 1.
             let staged = window * ranks / (ranks + 1);
-            let mut sizes = vec![3 * window + 13, 5 * staged + pack::<T>() + 1];
-            sizes.extend(around(window).chain(around(staged)).chain(around(window / 2)));
+            let mut sizes = vec![3 * window + 13];
+            sizes.extend(around(window).chain(around(staged)));
             sweep::<B, T>(&mut world, &sizes, &[(2, 1), (3, 2)], late, &mut rng);
         });
     }
