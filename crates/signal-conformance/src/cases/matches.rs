@@ -89,15 +89,14 @@ pub fn all_reduce_matches_around_grid_limits<B: Backend>(rig: &Rig<B>) {
 pub fn all_reduce_matches_windows<B: Backend>(rig: &Rig<B>) {
     const SCRATCH: usize = 64 << 10;
     let late = Some(Duration::from_micros(500));
-    for ranks in WORLDS {
+    for ranks in [1, 2, 3, 8] {
         let mut world = rig.world_with(ranks, |s| s.scratch_bytes = SCRATCH);
         let mut rng = Rng::new(200 + ranks as u64);
         for_dtypes!(T => {
             let window = SCRATCH / T::DTYPE.bytes();
             // A two-stage window leaves room for the sums of one shard: one rank's part of ranks + 1.
             let staged = window * ranks / (ranks + 1);
-            let mut sizes = vec![3 * window + 13];
-            sizes.extend(around(window).chain(around(staged)));
+            let sizes = [window - 1, window + 1, staged, staged + 1, 3 * window + 13];
             sweep::<B, T>(&mut world, &sizes, &[(2, 1), (3, 2)], late, &mut rng);
         });
     }
@@ -134,7 +133,7 @@ pub fn all_reduce_matches_default_plan<B: Backend>(rig: &Rig<B>) {
     for ranks in WORLDS {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(500 + ranks as u64);
-        for_dtypes!(T => for bytes in [0, 16, 2 << 10, 65_552, if ranks < 8 { 1 << 20 } else { 300_000 }] {
+        for_dtypes!(T => for bytes in [0, 16, 2 << 10, 65_552, 300_000] {
             let places = Mix::Anything.places(ranks, &mut rng);
             let count = bytes / T::DTYPE.bytes();
             let exchange = Exchange::<B, T>::random(&mut world, count, rng.next_u64(), CallOptions::default(), &places);
