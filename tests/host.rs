@@ -1,8 +1,8 @@
 //! The conformance suite on the backend on CPU threads, and what can only be tried there.
 #![cfg(feature = "host")]
 
-use signal_comm::host::{self, Host, HostConfig, HostImage};
 use signal_comm::error::{Image, Unavailable};
+use signal_comm::host::{self, Host, HostConfig, HostImage};
 use signal_comm::{ApiMisuse, Backend, Communicator, Error, ReduceOp, Settings, prove_peer};
 
 signal_conformance::suite!(conformance, signal_comm::host::open());
