@@ -8,7 +8,7 @@
 //! // Four ranks on CPU threads; `cuda::open()` and `rocm::open()` give the same on GPUs.
 //! let devices = host::open()?.devices()?;
 //! # if devices.len() < 4 { return Ok(()); }
-//! let mut ranks = Communicator::all_local(&devices[..4])?;
+//! let mut ranks = Communicator::<host::Host>::all_local(&devices[..4])?;
 //!
 //! let mut calls = Vec::new();
 //! for comm in &mut ranks {

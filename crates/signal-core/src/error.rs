@@ -160,6 +160,9 @@ pub enum ApiMisuse {
         /// The rank that was refused.
         second: usize,
     },
+    /// The NULL stream and the default streams wait for others.
+    #[error("the NULL and default streams cannot be used: a rank needs a non-blocking stream of its own")]
+    NullStream,
     /// A domain's last call, on another stream, has not finished, and capture forbids waiting for it.
     #[error("domain {0} has unfinished work on another stream, which a capturing stream cannot wait for")]
     BusyDomain(u32),

@@ -69,6 +69,8 @@ impl<B: Backend> Builder<B> {
             settings.validate()?;
         }
         self.check_sharing(ranks)?;
+        let devices: Vec<_> = ranks.iter().map(|(device, _)| device.clone()).collect();
+        B::check_local_group(&devices)?;
         let modules = ranks.iter().map(|(device, _)| B::load(device)).collect::<Result<Vec<_>>>()?;
         let agreements: Vec<_> = ranks.iter().zip(&modules).map(|((_, s), m)| agreement::<B>(s, m)).collect();
         compare(&agreements)?;

@@ -49,7 +49,7 @@ impl<B: Backend> HostBlock<B> {
 
     fn word32(&self, offset: usize) -> Result<&AtomicU32> {
         debug_assert!(offset.is_multiple_of(4) && offset + 4 <= HOST_CONTROL_BYTES);
-        // SAFETY: the word lies within the allocation, which `self` keeps alive and which is aligned to 4,096; kernels
+        // SAFETY: the word lies within the allocation, which `self` keeps alive and which is aligned to 256; kernels
         // and hosts access it by atomics alone.
         Ok(unsafe { AtomicU32::from_ptr(self.base()?.as_ptr().add(offset).cast()) })
     }
