@@ -58,7 +58,7 @@ pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result
         #[cfg(feature = "host")]
         BackendName::Host => work.run(&signal_comm::host::open()?),
         #[cfg(feature = "cuda")]
-        BackendName::Cuda => Err(unfinished(name, signal_comm::cuda::open())),
+        BackendName::Cuda => work.run(&signal_comm::cuda::open()?),
         #[cfg(feature = "rocm")]
         BackendName::Rocm => Err(unfinished(name, signal_comm::rocm::open())),
         // Not reached when all features are on.
@@ -71,7 +71,7 @@ pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result
 }
 
 /// Why a backend that cannot run collectives yet cannot be used: opening it finds what is missing besides.
-#[cfg(any(feature = "cuda", feature = "rocm"))]
+#[cfg(feature = "rocm")]
 fn unfinished<T>(name: BackendName, opened: signal_comm::Result<T>) -> CliError {
     use signal_comm::error::{Error, Unavailable};
 
