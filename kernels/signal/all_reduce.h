@@ -156,8 +156,10 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     const Window w = window_at<T>(p, first);
     const uint64_t input = p.input + first * kPackBytes;
     const uint64_t output = p.output + first * kPackBytes;
-    // Shards are equal but for the last ones, which may be short or empty.
-    const uint64_t shard = (w.packs + world - 1) / world;
+    // Shards are equal but for the last ones, which may be short or empty. Their size is the same in every window of a
+    // message, the short last one too: a block that has passed the exit barrier may overwrite in the scratch only what the
+    // peers' same block has read.
+    const uint64_t shard = total > p.window_packs ? p.window_packs / world : (w.packs + world - 1) / world;
     const auto shard_first = [&](uint32_t r) { return r * shard < w.packs ? r * shard : w.packs; };
     const auto shard_packs = [&](uint32_t r) { return shard_first(r + 1) - shard_first(r); };
 

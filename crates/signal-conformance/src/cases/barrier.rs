@@ -49,7 +49,7 @@ pub fn barrier_probe_worlds_and_grids<B: Backend>(rig: &Rig<B>) {
             for threads in [1, 2] {
                 for max_delay in [0, 50] {
                     // Few threads get many rounds.
-                    let rounds = scaled(4000 / (ranks as u32 * blocks * threads)).max(6);
+                    let rounds = scaled(1500 / (ranks as u32 * blocks * threads)).max(6);
                     let grid = options(|o| (o.blocks, o.threads) = (Some(blocks), Some(threads)));
                     probe(&mut world, grid, rounds, max_delay);
                 }
@@ -103,7 +103,9 @@ pub fn barrier_probe_widest_grid<B: Backend>(rig: &Rig<B>) {
         Err(Error::ApiMisuse(ApiMisuse::Grid { blocks: 1025, budget })) => budget,
         other => panic!("1,025 blocks: {other:?}"),
     };
-    assert!((1..=1024).contains(&blocks));
+    if rig.devices().len() >= 2 {
+        assert_eq!(blocks, 1024, "blocks of one thread that fit a device");
+    }
     probe(&mut world, grid(blocks), 4, 0);
 }
 

@@ -146,8 +146,7 @@ pub fn graph_on_one_rank_only<B: Backend>(rig: &Rig<B>) {
     }
 }
 
-/// A graph outlives the handles of its buffers, and keeps their rows of the address table: memory allocated after them
-/// must be other memory (B62).
+/// A graph outlives the handles of its buffers on all ranks: memory allocated after them must be other memory (B62).
 pub fn graph_keeps_its_buffers<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3] {
         for scattered in [false, true] {

@@ -93,7 +93,7 @@ pub(crate) struct Dropped<B: Backend> {
     inputs: Vec<Vec<f32>>,
     /// Two allocations.
     sources: [Vec<DeviceBuffer<B, f32>>; 2],
-    /// Ranks use one or the other, so that each has to look its peers' addresses up.
+    /// Ranks use one or the other, so that no rank's own buffer says where its peers' inputs lie.
     scattered: bool,
     pub(crate) targets: Vec<DeviceBuffer<B, f32>>,
 }
