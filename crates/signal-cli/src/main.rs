@@ -1,2 +1,62 @@
-//! placeholder
-fn main() {}
+//! The `signal` tool: measures the collectives of the Signal library and says what this machine can run.
+#![cfg_attr(
+    not(any(feature = "host", feature = "cuda")),
+    allow(dead_code, reason = "without a backend that runs collectives only errors are left to report")
+)]
+
+mod backend;
+mod bench;
+mod doctor;
+mod error;
+mod machine;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use crate::error::CliError;
+
+/// GPU collectives with one protocol on CUDA, ROCm and CPU threads.
+#[derive(Debug, Parser)]
+#[command(name = "signal", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measures a collective and checks every result, in the layout of nccl-tests.
+    Bench {
+        #[command(subcommand)]
+        collective: Collective,
+    },
+    /// Lists backends, devices and who reaches whose memory, and says why something is not available.
+    Doctor(doctor::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum Collective {
+    /// Sum over all ranks, the result on every rank.
+    AllReduce(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::try_parse() {
+        Ok(Cli { command: Command::Bench { collective: Collective::AllReduce(args) } }) => bench::run(&args),
+        Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
+        // Texts to read rather than one error: clap prints them.
+        Err(text) if !text.use_stderr() || text.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            text.exit()
+        }
+        Err(error) => Err(CliError::from(error)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

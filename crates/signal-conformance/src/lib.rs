@@ -1,1 +1,146 @@
-//! placeholder
+//! The test suite of Signal: functions generic over the [`Backend`](signal_core::Backend), and one macro, [`suite!`],
+//! that makes a `#[test]` of each.
+//!
+//! ```ignore
+//! signal_conformance::suite!(host, signal_comm::host::open());
+//! ```
+//!
+//! A new backend passes all of it or says in an error value why a case cannot be tried; a new protocol rule gets its
+//! case here, so that every backend is held to it.
+//!
+//! # How a case judges
+//! Outputs are compared bit by bit with [`reference::all_reduce`](signal_core::reference::all_reduce), on every rank
+//! and over the whole output. Inputs are not exact in f32, so any other order of the sum shows. An output is poisoned
+//! before the call, canaries stand before and behind every slice, and an out-of-place call must leave its input as it
+//! was.
+//!
+//! # How it is driven
+//! Mostly one thread enqueues for all ranks, as an engine would; some cases have a thread a rank. Cases run one at a
+//! time, whatever the harness does: they share the devices, and some watch the clock. Each communicator has a short
+//! deadline, and a watchdog ends the process if a case still hangs. With fewer devices than ranks, ranks share devices.
+//!
+//! `SIGNAL_TEST_SCALE` (1 by default) multiplies the number of rounds: below 1 for sanitizers, above for soaking.
+// Test code: a panic is how a case fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// A rank is the index of several things at once.
+#![allow(clippy::needless_range_loop)]
+
+#[macro_use]
+mod compare;
+
+pub mod cases;
+mod exchange;
+mod place;
+mod rig;
+mod world;
+
+pub use rig::{Rig, run};
+
+/// Makes a module of tests, one for each case of the suite, on the backend that the expression opens.
+///
+/// `suite!(name, open)`: `open` is an expression of type `signal_core::Result<B>`, evaluated once for each test.
+#[macro_export]
+macro_rules! suite {
+    ($name:ident, $open:expr) => {
+        mod $name {
+            #[allow(unused_imports)] // only needed where `open` names something of the parent
+            use super::*;
+
+            $crate::suite_tests! { $open;
+                layout:
+                    layout_init_sets_every_word,
+                    layout_pointers_follow_the_structure,
+                    layout_refuses_small_and_misaligned_buffers,
+                    layout_refuses_what_is_not_a_signal;
+                peer:
+                    prove_peer_between_all_pairs,
+                    plan_is_the_same_on_every_rank;
+                barrier:
+                    barrier_every_world_and_domain,
+                    barrier_waits_for_the_last_rank,
+                    barrier_probe_worlds_and_grids,
+                    barrier_probe_long,
+                    barrier_probe_every_domain_at_once,
+                    barrier_probe_widest_grid;
+                matches:
+                    all_reduce_matches_small_sizes,
+                    all_reduce_matches_around_grid_limits,
+                    all_reduce_matches_windows,
+                    all_reduce_matches_every_world,
+                    all_reduce_matches_every_memory,
+                    all_reduce_matches_default_plan,
+                    all_reduce_matches_on_every_domain,
+                    all_reduce_matches_with_a_thread_a_rank,
+                    all_reduce_matches_raw_halves_of_one_buffer,
+                    all_reduce_same_bits_in_every_algorithm;
+                special:
+                    all_reduce_special_pairs,
+                    all_reduce_special_mixtures,
+                    all_reduce_special_negative_zero,
+                    all_reduce_special_order_and_rounding;
+                overwrite:
+                    input_overwritten_symmetric,
+                    input_overwritten_staged,
+                    input_overwritten_in_place,
+                    input_overwritten_by_the_next_call,
+                    input_freed_behind_the_call;
+                program:
+                    random_programs,
+                    random_programs_from_one_thread,
+                    counter_wrap;
+                graph:
+                    graph_replays_with_changing_inputs,
+                    graph_mixes_with_eager_calls,
+                    graph_on_one_rank_only,
+                    graph_keeps_its_buffers;
+                fault:
+                    timeout_names_missing_rank,
+                    timeout_leaves_other_communicators_alone,
+                    timeout_names_late_rank,
+                    timeout_in_mid_call,
+                    timeout_ends_a_graph_once,
+                    abort_from_another_thread;
+                misuse:
+                    misuse_lengths_and_ranges,
+                    misuse_domains,
+                    misuse_grids,
+                    misuse_shared_stream,
+                    misuse_busy_domain_under_capture,
+                    misuse_wrong_device,
+                    misuse_unequal_alloc,
+                    misuse_capture_state;
+                raw:
+                    misuse_raw_pointers,
+                    misuse_raw_overlap,
+                    misuse_raw_too_large,
+                    misuse_raw_nothing_to_do;
+                setup:
+                    misuse_world_sizes,
+                    misuse_different_settings,
+                    misuse_unusable_settings,
+                    misuse_shared_device;
+                streams:
+                    streams_second_stream_is_ordered,
+                    streams_domains_run_at_once,
+                    streams_two_communicators_at_once,
+                    streams_drop_behind_the_call,
+                    streams_drop_one_rank_early,
+                    streams_drop_idle_communicators;
+            }
+        }
+    };
+}
+
+/// The expansion of [`suite!`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! suite_tests {
+    ($open:expr; $($module:ident: $($case:ident),+;)+) => {
+        $($(
+            #[test]
+            fn $case() {
+                $crate::run(stringify!($case), || $open, $crate::cases::$module::$case);
+            }
+        )+)+
+    };
+}

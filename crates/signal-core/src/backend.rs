@@ -133,12 +133,17 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     fn devices(&self) -> Result<Vec<Self::Device>>;
     /// Describes a device.
     fn describe(device: &Self::Device) -> DeviceInfo;
+    /// Says whether one process may drive these devices as one group, device by rank.
+    fn check_local_group(devices: &[Self::Device]) -> Result<()> {
+        let _ = devices;
+        Ok(())
+    }
     /// Says whether `from` can read and write memory of `to` (one direction).
     fn peer_access(from: &Self::Device, to: &Self::Device) -> Result<PeerAccess>;
     /// Makes memory of `to` reachable from `from`. Idempotent.
     fn enable_peer(from: &Self::Device, to: &Self::Device) -> Result<()>;
 
-    /// Allocates `bytes` (more than 0), aligned to 4,096 at least. The content is unspecified.
+    /// Allocates `bytes` (more than 0), aligned to 256 at least. The content is unspecified.
     fn allocate(device: &Self::Device, bytes: usize, kind: MemoryKind) -> Result<Self::Buffer>;
     /// Address of the first byte as kernels on the buffer's device see it.
     fn address(buffer: &Self::Buffer) -> u64;

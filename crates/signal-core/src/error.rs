@@ -118,7 +118,7 @@ pub enum ApiMisuse {
         /// Bytes of each.
         bytes: u64,
     },
-    /// The {what} pointer is null though the count is not 0.
+    /// A pointer is null though the count is not 0.
     #[error("{what} pointer is null")]
     NullPointer {
         /// "input" or "output".
@@ -135,12 +135,12 @@ pub enum ApiMisuse {
         dtype: Dtype,
     },
     /// An address range would wrap around the address space.
-    #[error("{count} elements of {dtype} do not fit the address space")]
+    #[error("{count} elements of {element_bytes} bytes do not fit the address space")]
     TooLarge {
         /// Elements asked for.
         count: usize,
-        /// The element type.
-        dtype: Dtype,
+        /// Bytes of one.
+        element_bytes: usize,
     },
     /// A buffer or a stream belongs to another device than the communicator.
     #[error("{what} belongs to {found}, the communicator to {expected}")]
@@ -160,6 +160,9 @@ pub enum ApiMisuse {
         /// The rank that was refused.
         second: usize,
     },
+    /// The NULL stream and the default streams wait for others.
+    #[error("the NULL and default streams cannot be used: a rank needs a non-blocking stream of its own")]
+    NullStream,
     /// A domain's last call, on another stream, has not finished, and capture forbids waiting for it.
     #[error("domain {0} has unfinished work on another stream, which a capturing stream cannot wait for")]
     BusyDomain(u32),
@@ -191,9 +194,6 @@ pub enum ApiMisuse {
         /// Its size.
         expected: usize,
     },
-    /// All rows of the symmetric address table are in use.
-    #[error("{0} symmetric buffers are alive, which is the limit")]
-    TooManyBuffers(usize),
     /// A buffer is too small to hold what is asked of it.
     #[error("a buffer of {found} bytes is too small, {needed} are needed")]
     BufferTooSmall {

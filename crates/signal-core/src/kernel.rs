@@ -85,6 +85,16 @@ impl Kernel {
         }
     }
 
+    /// Every kernel, in catalogue order.
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        let all_reduces = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+            ReduceOp::ALL
+                .into_iter()
+                .flat_map(move |op| Dtype::ALL.into_iter().map(move |dtype| Kernel::AllReduce(algorithm, op, dtype)))
+        });
+        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe].into_iter().chain(all_reduces)
+    }
+
     /// Entry name in every image.
     pub const fn name(self) -> &'static str {
         NAMES[self.index()]
@@ -227,9 +237,6 @@ pub struct PeerProbeParams {
     pub reserved: u32,
 }
 
-/// [`AllReduceParams::input_id`] of a rank that stages its input in its scratch (P14).
-pub const STAGED_INPUT: u32 = 0xffff;
-
 /// Parameters of [`Kernel::AllReduce`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -244,13 +251,10 @@ pub struct AllReduceParams {
     pub count: u64,
     /// Packs in one window of the message, the same on every rank.
     pub window_packs: u64,
-    /// Where each rank's part of symmetric buffer `input_id` begins, as this device sees it. Spares a look-up for
-    /// peers that publish the same buffer.
-    pub buffer: [u64; MAX_GPUS],
-    /// Byte offset of the input within its symmetric buffer.
-    pub input_offset: u64,
-    /// Symmetric buffer that holds the input, or [`STAGED_INPUT`].
-    pub input_id: u32,
+    /// Where each rank sees this rank's input, unless it is staged: what the start barrier tells the peers.
+    pub view: [u64; MAX_GPUS],
+    /// 1 when peers cannot read the input in place, so that the kernel copies it to the scratch, window by window (P14).
+    pub staged: u32,
     /// Kept zero.
     pub reserved: u32,
 }
@@ -262,9 +266,9 @@ const _: () = {
     assert!(size_of::<BarrierParams>() == 128);
     assert!(size_of::<BarrierProbeParams>() == 152);
     assert!(size_of::<PeerProbeParams>() == 32);
-    assert!(size_of::<AllReduceParams>() == 240);
-    assert!(offset_of!(AllReduceParams, buffer) == 160);
-    assert!(offset_of!(AllReduceParams, input_id) == 232);
+    assert!(size_of::<AllReduceParams>() == 232);
+    assert!(offset_of!(AllReduceParams, view) == 160);
+    assert!(offset_of!(AllReduceParams, staged) == 224);
 };
 
 #[cfg(test)]
@@ -273,22 +277,13 @@ mod tests {
 
     #[test]
     fn index_and_name_agree_with_the_catalogue() {
-        let mut seen = [false; Kernel::COUNT];
-        let mut check = |kernel: Kernel, name: String| {
-            assert_eq!(kernel.name(), name);
-            assert!(!std::mem::replace(&mut seen[kernel.index()], true));
-        };
-        check(Kernel::Barrier, "signal_barrier".into());
-        check(Kernel::BarrierProbe, "signal_barrier_probe".into());
-        check(Kernel::PeerProbe, "signal_peer_probe".into());
-        for a in Algorithm::ALL {
-            for op in ReduceOp::ALL {
-                for d in Dtype::ALL {
-                    let algo = a.name().replace('-', "_");
-                    check(Kernel::AllReduce(a, op, d), format!("signal_all_reduce_{algo}_{op}_{d}"));
-                }
+        for (index, kernel) in Kernel::all().enumerate() {
+            assert_eq!(kernel.index(), index);
+            if let Kernel::AllReduce(a, op, d) = kernel {
+                let algorithm = a.name().replace('-', "_");
+                assert_eq!(kernel.name(), format!("signal_all_reduce_{algorithm}_{op}_{d}"));
             }
         }
-        assert!(seen.iter().all(|s| *s));
+        assert_eq!(Kernel::all().count(), Kernel::COUNT);
     }
 }

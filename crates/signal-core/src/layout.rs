@@ -93,9 +93,6 @@ pub struct Line {
     pub high: u64,
 }
 
-/// Symmetric allocations that one communicator can hold at a time (rows of [`Control::addresses`]).
-pub const MAX_SYMMETRIC_BUFFERS: usize = 4096;
-
 /// What is ours and not in the Signal structure. Same allocation, so peers reach it too. Never instantiated.
 #[repr(C)]
 #[derive(Debug)]
@@ -120,8 +117,6 @@ pub struct Control {
     pub line_counter: [[[flag_t; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]; NUM_BARRIER_DOMAINS],
     /// Locations published by peers, by (domain, epoch & 1, block, peer). Written by that peer, read here.
     pub lines: [[[[Line; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]; 2]; NUM_BARRIER_DOMAINS],
-    /// Where each symmetric buffer of each rank lies, as this rank's device sees it. Written by this rank's host.
-    pub addresses: [[u64; MAX_GPUS]; MAX_SYMMETRIC_BUFFERS],
 }
 
 /// "SIGNALCB" as a little-endian word.
@@ -141,8 +136,7 @@ const _: () = {
     assert!(offset_of!(Control, sequence) == 32);
     assert!(offset_of!(Control, line_counter) == 128);
     assert!(offset_of!(Control, lines) == 262_272);
-    assert!(offset_of!(Control, addresses) == 2_359_424);
-    assert!(CONTROL_BYTES == 2_621_568);
+    assert!(CONTROL_BYTES == 2_359_424);
     assert!(SCRATCH_OFFSET == 29_360_128);
 };
 

@@ -1,0 +1,83 @@
+//! Choice of a backend at run time. The library dispatches statically, so what is to be done is a value with a generic
+//! method, and each compiled backend instantiates it.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use signal_comm::Backend;
+
+use crate::error::{CliError, Result};
+
+/// The backends that this tool knows, compiled in or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendName {
+    /// CPU threads.
+    Host,
+    /// NVIDIA GPUs through the CUDA driver.
+    Cuda,
+    /// AMD GPUs through the HIP runtime.
+    Rocm,
+}
+
+impl BackendName {
+    pub(crate) const ALL: [BackendName; 3] = [BackendName::Host, BackendName::Cuda, BackendName::Rocm];
+
+    /// The name of the backend and of the cargo feature that compiles it in.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            BackendName::Host => "host",
+            BackendName::Cuda => "cuda",
+            BackendName::Rocm => "rocm",
+        }
+    }
+
+    pub(crate) const fn is_compiled(self) -> bool {
+        match self {
+            BackendName::Host => cfg!(feature = "host"),
+            BackendName::Cuda => cfg!(feature = "cuda"),
+            BackendName::Rocm => cfg!(feature = "rocm"),
+        }
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Something to do with whichever backend was chosen.
+pub(crate) trait WithBackend {
+    type Output;
+    fn run<B: Backend>(self, backend: &B) -> Result<Self::Output>;
+}
+
+/// Opens the backend and hands it to `work`. The error of opening it names what is missing.
+pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result<W::Output> {
+    match name {
+        #[cfg(feature = "host")]
+        BackendName::Host => work.run(&signal_comm::host::open()?),
+        #[cfg(feature = "cuda")]
+        BackendName::Cuda => work.run(&signal_comm::cuda::open()?),
+        #[cfg(feature = "rocm")]
+        BackendName::Rocm => Err(unfinished(name, signal_comm::rocm::open())),
+        // Not reached when all features are on.
+        #[allow(unreachable_patterns)]
+        missing => {
+            drop(work);
+            Err(CliError::NotCompiled(missing))
+        }
+    }
+}
+
+/// Why a backend that cannot run collectives yet cannot be used: opening it finds what is missing besides.
+#[cfg(feature = "rocm")]
+fn unfinished<T>(name: BackendName, opened: signal_comm::Result<T>) -> CliError {
+    use signal_comm::error::{Error, Unavailable};
+
+    let not_yet = || {
+        let why = Unavailable::NotSupported("this version runs no collectives on it".to_owned());
+        Error::Unavailable { backend: name.name(), why }
+    };
+    CliError::Signal(opened.err().unwrap_or_else(not_yet))
+}

@@ -1,0 +1,104 @@
+//! `--dump`: inputs and outputs as raw files, for a check that shares no code with this library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use signal_comm::Element;
+
+use super::report::{Report, write_json};
+use crate::error::{CliError, Result};
+
+// The files hold elements as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+/// Says how to read the files, without this source.
+const LAYOUT: &str = "Each file holds `count` elements of `dtype` without a header, little-endian, in order. The output \
+    of every rank is the element-wise `op` over the inputs of all ranks, added in f32 in rank order from +0.0 and rounded \
+    once to `dtype`. `input`: what the rank contributed; `output`: what the timed calls left out of place; `in_place`: what \
+    a single call left over the input. f32: numpy '<f4'; f16: numpy '<f2'; bf16: the upper halves of f32, numpy '<u2' \
+    shifted left by 16 and viewed as '<f4'.";
+
+/// A directory being filled. The manifest is rewritten after every size, so that it never names a missing file.
+pub(super) struct Dump {
+    directory: PathBuf,
+    manifest: Manifest,
+}
+
+#[derive(Serialize)]
+struct Manifest {
+    layout: &'static str,
+    collective: &'static str,
+    backend: &'static str,
+    dtype: &'static str,
+    op: &'static str,
+    algo: &'static str,
+    ranks: usize,
+    seed: u64,
+    sizes: Vec<Size>,
+}
+
+#[derive(Serialize)]
+struct Size {
+    bytes: usize,
+    count: usize,
+    /// By rank.
+    files: Vec<Files>,
+}
+
+#[derive(Serialize)]
+struct Files {
+    rank: usize,
+    input: String,
+    output: String,
+    in_place: String,
+}
+
+impl Dump {
+    pub(super) fn create(directory: &Path, report: &Report) -> Result<Self> {
+        fs::create_dir_all(directory).map_err(CliError::file(directory))?;
+        let arguments = &report.arguments;
+        let manifest = Manifest {
+            layout: LAYOUT,
+            collective: arguments.collective,
+            backend: arguments.backend,
+            dtype: arguments.dtype,
+            op: arguments.op,
+            algo: arguments.algo,
+            ranks: arguments.ranks,
+            seed: arguments.seed,
+            sizes: Vec::new(),
+        };
+        let dump = Dump { directory: directory.to_owned(), manifest };
+        dump.write_manifest()?;
+        Ok(dump)
+    }
+
+    /// Writes one size's files; each slice is by rank.
+    pub(super) fn size<T: Element>(
+        &mut self,
+        inputs: &[Vec<T>],
+        outputs: &[Vec<T>],
+        in_place: &[Vec<T>],
+    ) -> Result<()> {
+        let count = inputs.first().map_or(0, Vec::len);
+        let bytes = count * T::DTYPE.bytes();
+        let mut files = Vec::new();
+        for (rank, ((input, output), in_place)) in inputs.iter().zip(outputs).zip(in_place).enumerate() {
+            let write = |kind: &str, values: &[T]| -> Result<String> {
+                let name = format!("{bytes}_rank{rank}_{kind}.bin");
+                let path = self.directory.join(&name);
+                fs::write(&path, bytemuck::cast_slice::<T, u8>(values)).map_err(CliError::file(&path))?;
+                Ok(name)
+            };
+            let (input, output) = (write("input", input)?, write("output", output)?);
+            files.push(Files { rank, input, output, in_place: write("in_place", in_place)? });
+        }
+        self.manifest.sizes.push(Size { bytes, count, files });
+        self.write_manifest()
+    }
+
+    fn write_manifest(&self) -> Result<()> {
+        write_json(&self.directory.join("manifest.json"), &self.manifest)
+    }
+}

@@ -1,0 +1,113 @@
+//! `signal bench all-reduce`: time and bandwidth by size, every result checked.
+//!
+//! One thread drives all ranks: calls only enqueue, so each call is enqueued rank by rank and nothing waits before every
+//! rank has its part. At each size, out of place and in place, there are two checked passes: one call on each of a few
+//! sets of fresh random buffers, then the timed batches, whose calls go round the same sets. What the timed calls left
+//! is compared too, bit by bit, so a number in the table stands for results that were right while it was measured.
+
+mod args;
+mod check;
+mod data;
+mod dump;
+mod measure;
+mod ranks;
+mod report;
+mod table;
+
+use std::fs::OpenOptions;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use half::{bf16, f16};
+use signal_comm::{Backend, Dtype, Element};
+
+pub(crate) use self::args::Args;
+use self::data::Sets;
+use self::dump::Dump;
+use self::measure::{Measurement, Place};
+use self::ranks::Ranks;
+use self::report::{Report, Row};
+use self::table::Table;
+use crate::backend::{WithBackend, with_backend};
+use crate::error::{CliError, Result};
+
+/// Runs the bench. An error if an argument, a call or a result was wrong.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let counts = args.counts()?;
+    // The clock's low bits: enough to have other data in each run.
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+    let seed = args.seed.unwrap_or_else(clock);
+    with_backend(args.backend, AllReduce { args, counts: &counts, seed })
+}
+
+/// The work, once a backend is open.
+struct AllReduce<'a> {
+    args: &'a Args,
+    counts: &'a [usize],
+    seed: u64,
+}
+
+impl WithBackend for AllReduce<'_> {
+    type Output = ();
+
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        match self.args.dtype {
+            Dtype::F32 => self.run_typed::<B, f32>(backend),
+            Dtype::F16 => self.run_typed::<B, f16>(backend),
+            Dtype::Bf16 => self.run_typed::<B, bf16>(backend),
+            other => Err(CliError::Arguments(format!("bench has no data of type {other}"))),
+        }
+    }
+}
+
+impl AllReduce<'_> {
+    fn run_typed<B: Backend, T: Element>(&self, backend: &B) -> Result<()> {
+        let mut ranks = Ranks::<B>::create(backend, self.args)?;
+        // What could not be done at the end is refused before the start.
+        let largest = self.counts.last().map_or(0, |count| count * T::DTYPE.bytes());
+        data::affordable_sets(&ranks, largest)?;
+        if let Some(path) = &self.args.json {
+            OpenOptions::new().create(true).append(true).open(path).map_err(CliError::file(path))?;
+        }
+        let mut report = Report::new(self.args, self.seed, &ranks);
+        let mut dump = self.args.dump.as_deref().map(|place| Dump::create(place, &report)).transpose()?;
+        let table = Table::start(&report, self.counts.len())?;
+        let result = self.run_sizes::<B, T>(&mut ranks, &mut report, &table, dump.as_mut());
+        // The rows so far are of use even when a later size failed.
+        let result = result.and_then(|()| table.finish(&report)).and_then(|()| match report.wrong() {
+            0 => Ok(()),
+            wrong => Err(CliError::Mismatch(wrong)),
+        });
+        report.error = result.as_ref().err().map(ToString::to_string);
+        if let Some(path) = &self.args.json {
+            report.write(path)?;
+        }
+        result
+    }
+
+    fn run_sizes<B: Backend, T: Element>(
+        &self,
+        ranks: &mut Ranks<B>,
+        report: &mut Report,
+        table: &Table,
+        mut dump: Option<&mut Dump>,
+    ) -> Result<()> {
+        for &count in self.counts {
+            table.progress("data", count * T::DTYPE.bytes());
+            let mut sets = Sets::<B, T>::create(ranks, self.args.memory, self.seed, count)?;
+            let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Measurement<T>> {
+                table.progress(place.name(), count * T::DTYPE.bytes());
+                measure::measure(ranks, &mut sets, place, self.args)
+            };
+            let out_of_place = measure(Place::OutOfPlace, ranks)?;
+            let in_place = measure(Place::InPlace, ranks)?;
+            if let Some(dump) = dump.as_deref_mut() {
+                dump.size(&sets.inputs(0), &out_of_place.outputs, &in_place.outputs)?;
+            }
+            let plan = ranks.plan(count, T::DTYPE);
+            let row = Row::new(count, T::DTYPE, plan, sets.len(), [&out_of_place, &in_place], ranks.world());
+            table.row(&row)?;
+            report.rows.push(row);
+        }
+        Ok(())
+    }
+}

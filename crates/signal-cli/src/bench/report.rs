@@ -1,0 +1,186 @@
+//! What a run found, as data: what the table prints and what `--json` writes.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use signal_comm::{Backend, Dtype, Plan, ReduceOp};
+
+use super::args::Args;
+use super::measure::Measurement;
+use super::ranks::Ranks;
+use crate::error::{CliError, Result};
+use crate::machine::{Device, Machine, signal_variables};
+
+/// The whole run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) machine: Machine,
+    /// By rank.
+    pub(super) devices: Vec<Device>,
+    /// SIGNAL_* variables in force.
+    pub(super) environment: Vec<(String, String)>,
+    pub(super) arguments: Arguments,
+    /// What the errors are measured against and that they are not scaled.
+    error_unit: &'static str,
+    pub(super) rows: Vec<Row>,
+    /// Why the run failed.
+    pub(super) error: Option<String>,
+}
+
+/// The arguments with their defaults filled in.
+#[derive(Debug, Serialize)]
+pub(super) struct Arguments {
+    pub(super) collective: &'static str,
+    pub(super) backend: &'static str,
+    pub(super) ranks: usize,
+    pub(super) dtype: &'static str,
+    pub(super) op: &'static str,
+    pub(super) algo: &'static str,
+    pub(super) graph: Option<u32>,
+    pub(super) iters: Option<u32>,
+    pub(super) batches: Option<u32>,
+    pub(super) warmup: u32,
+    pub(super) blocks: Option<u32>,
+    pub(super) threads: Option<u32>,
+    pub(super) memory: &'static str,
+    pub(super) share_devices: bool,
+    pub(super) seed: u64,
+    pub(super) timeout_seconds: f64,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) bytes: usize,
+    pub(super) count: usize,
+    pub(super) dtype: &'static str,
+    pub(super) op: &'static str,
+    pub(super) algorithm: &'static str,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+    /// Independent sets of buffers that the calls went round.
+    pub(super) sets: usize,
+    pub(super) out_of_place: Timing,
+    pub(super) in_place: Timing,
+}
+
+/// One size in one place.
+#[derive(Debug, Serialize)]
+pub(super) struct Timing {
+    /// Median over the batches of the slowest rank's time a call.
+    pub(super) time_us: f64,
+    pub(super) min_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) batches: usize,
+    pub(super) calls_per_batch: u32,
+    pub(super) algbw_gb_s: f64,
+    pub(super) busbw_gb_s: f64,
+    pub(super) wrong: u64,
+    /// `null` stands for infinite.
+    pub(super) max_error: f64,
+}
+
+impl Report {
+    pub(super) fn new<B: Backend>(args: &Args, seed: u64, ranks: &Ranks<B>) -> Self {
+        let arguments = Arguments {
+            collective: "all-reduce",
+            backend: B::NAME,
+            ranks: ranks.world(),
+            dtype: args.dtype.name(),
+            op: ReduceOp::Sum.name(),
+            algo: args.algo.name(),
+            graph: args.graph,
+            iters: args.iters,
+            batches: args.batches,
+            warmup: args.warmup,
+            blocks: args.blocks,
+            threads: args.threads,
+            memory: args.memory.name(),
+            share_devices: args.share_devices,
+            seed,
+            timeout_seconds: ranks.communicators[0].settings().timeout.as_secs_f64(),
+        };
+        Report {
+            machine: Machine::here(),
+            devices: ranks.devices().map(|device| Device::from(B::describe(device))).collect(),
+            environment: signal_variables(),
+            arguments,
+            error_unit: "absolute difference from the sum in f64, not scaled",
+            rows: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Wrong elements of all sizes.
+    pub(super) fn wrong(&self) -> u64 {
+        self.timings().map(|timing| timing.wrong).sum()
+    }
+
+    /// Mean bus bandwidth over sizes and places, as nccl-tests has it.
+    pub(super) fn mean_busbw(&self) -> f64 {
+        self.timings().map(|timing| timing.busbw_gb_s).sum::<f64>() / self.timings().count().max(1) as f64
+    }
+
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        write_json(path, self)
+    }
+
+    fn timings(&self) -> impl Iterator<Item = &Timing> {
+        self.rows.iter().flat_map(|row| [&row.out_of_place, &row.in_place])
+    }
+}
+
+impl Row {
+    /// `measured` is out of place, then in place.
+    pub(super) fn new<T>(
+        count: usize,
+        dtype: Dtype,
+        plan: Plan,
+        sets: usize,
+        measured: [&Measurement<T>; 2],
+        world: usize,
+    ) -> Self {
+        let bytes = count * dtype.bytes();
+        let [out_of_place, in_place] = measured.map(|found| Timing::new(found, bytes, world));
+        Row {
+            bytes,
+            count,
+            dtype: dtype.name(),
+            op: ReduceOp::Sum.name(),
+            algorithm: plan.algorithm.name(),
+            blocks: plan.blocks,
+            threads: plan.threads,
+            sets,
+            out_of_place,
+            in_place,
+        }
+    }
+}
+
+impl Timing {
+    fn new<T>(found: &Measurement<T>, bytes: usize, world: usize) -> Self {
+        let time_us = found.quantile(0.5);
+        // Bytes a microsecond are megabytes a second.
+        let algbw = bytes as f64 / time_us / 1e3;
+        let world = world as f64;
+        Timing {
+            time_us,
+            min_us: found.quantile(0.0),
+            p99_us: found.quantile(0.99),
+            batches: found.times.len(),
+            calls_per_batch: found.calls,
+            algbw_gb_s: algbw,
+            // What a link carries if each byte crosses it as often as a ring must send it: comparable between world sizes.
+            busbw_gb_s: algbw * 2.0 * (world - 1.0) / world,
+            wrong: found.wrong,
+            max_error: found.max_error,
+        }
+    }
+}
+
+/// Writes a value as indented JSON.
+pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value).map_err(std::io::Error::from).map_err(CliError::file(path))?;
+    fs::write(path, text).map_err(CliError::file(path))
+}

@@ -1,0 +1,105 @@
+//! The table on standard output, in the columns of nccl-tests, and the progress bar on the terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::report::{Report, Row, Timing};
+use crate::error::Result;
+use crate::machine::{binary_size, print};
+
+pub(super) struct Table {
+    /// On standard error; draws nothing where that is no terminal.
+    bar: ProgressBar,
+}
+
+impl Table {
+    /// Prints the header.
+    pub(super) fn start(report: &Report, sizes: usize) -> Result<Self> {
+        // Two steps a size: out of place and in place.
+        let bar = ProgressBar::new(2 * sizes as u64);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        let table = Table { bar };
+        table.print(&header(report))?;
+        Ok(table)
+    }
+
+    /// Shows what is being done, and counts the step before as done.
+    pub(super) fn progress(&self, step: &str, bytes: usize) {
+        self.bar.set_message(format!("{}: {step}", binary_size(bytes as u64)));
+    }
+
+    pub(super) fn row(&self, row: &Row) -> Result<()> {
+        let Row { bytes, count, dtype, op, out_of_place, in_place, .. } = row;
+        self.bar.inc(2);
+        let (left, right) = (columns(out_of_place), columns(in_place));
+        self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {left} {right}\n"))
+    }
+
+    /// Prints what holds for all sizes.
+    pub(super) fn finish(&self, report: &Report) -> Result<()> {
+        self.bar.finish_and_clear();
+        let wrong = report.wrong();
+        let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+        self.print(&format!(
+            "# Wrong elements: {wrong} {verdict}\n# Mean bus bandwidth: {:.4} GB/s\n",
+            report.mean_busbw()
+        ))
+    }
+
+    /// Prints without mixing with the bar, where both are on one terminal.
+    fn print(&self, text: &str) -> Result<()> {
+        Ok(self.bar.suspend(|| print(text))?)
+    }
+}
+
+fn header(report: &Report) -> String {
+    let arguments = &report.arguments;
+    let mut text = format!(
+        "# signal {} {} backend {} ranks {} algo {} memory {} seed {:#x}\n",
+        report.machine.signal_version,
+        arguments.collective,
+        arguments.backend,
+        arguments.ranks,
+        arguments.algo,
+        arguments.memory,
+        arguments.seed,
+    );
+    for (rank, device) in report.devices.iter().enumerate() {
+        let pci = device.pci.as_ref().map_or_else(String::new, |pci| format!(" [{pci}]"));
+        text += &format!("#  Rank {rank} on {}{pci} {}\n", device.name, device.arch);
+    }
+    for (name, value) in &report.environment {
+        text += &format!("#  {name}={value}\n");
+    }
+    text += &match arguments.graph {
+        Some(calls) => format!("# time: device events around replays of graphs of {calls} calls"),
+        None => "# time: device events around batches of calls".to_owned(),
+    };
+    text += ", per call on the slowest rank, median over batches\n";
+    text += "# #wrong: elements of all ranks whose bits differ from the scalar sum in rank order, in single and in timed calls\n";
+    text += "# maxerr: largest absolute difference from the sum in f64, not scaled\n#\n";
+    let place = |name: &str| format!("{name:^width$}", width = COLUMNS);
+    let units = format!("{:>9} {:>8} {:>8} {:>7} {:>9}", "(us)", "(GB/s)", "(GB/s)", "", "");
+    let names = format!("{:>9} {:>8} {:>8} {:>7} {:>9}", "time", "algbw", "busbw", "#wrong", "maxerr");
+    let (out_of_place, in_place) = (place("out-of-place"), place("in-place"));
+    let lines = [
+        format!("#{:>11} {:>12} {:>7} {:>6} {out_of_place} {in_place}", "", "", "", ""),
+        format!("#{:>11} {:>12} {:>7} {:>6} {names} {names}", "size", "count", "type", "redop"),
+        format!("#{:>11} {:>12} {:>7} {:>6} {units} {units}", "(B)", "(elements)", "", ""),
+    ];
+    for line in &lines {
+        text += line.trim_end();
+        text += "\n";
+    }
+    text
+}
+
+/// Width of one place's columns.
+const COLUMNS: usize = 9 + 8 + 8 + 7 + 9 + 4;
+
+fn columns(timing: &Timing) -> String {
+    let Timing { time_us, algbw_gb_s, busbw_gb_s, wrong, max_error, .. } = timing;
+    let decimals = if *time_us < 1e6 { 2 } else { 0 };
+    format!("{time_us:>9.decimals$} {algbw_gb_s:>8.3} {busbw_gb_s:>8.3} {wrong:>7} {max_error:>9.1e}")
+}

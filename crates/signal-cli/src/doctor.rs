@@ -1,0 +1,264 @@
+//! `signal doctor`: what this machine can run, and why not the rest.
+
+use clap::Args as ClapArgs;
+use serde::Serialize;
+use signal_comm::layout::{CONTROL_BYTES, HOST_CONTROL_BYTES, SCRATCH_OFFSET, SIGNAL_BYTES};
+use signal_comm::{Backend, Link, Settings, prove_peer};
+
+use crate::backend::{BackendName, WithBackend, with_backend};
+use crate::error::{CliError, Result};
+use crate::machine::{Device, Machine, binary_size, print, signal_variables};
+
+#[derive(ClapArgs, Clone, Copy, Debug)]
+pub(crate) struct Args {
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the report. An error if nothing is usable.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let report = Report::examine();
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).map_err(std::io::Error::from)? + "\n"
+    } else {
+        report.text()
+    };
+    print(&text)?;
+    // Settings that cannot be read keep every communicator from being made.
+    if report.memory.is_ok() && report.backends.iter().any(|backend| backend.usable) {
+        return Ok(());
+    }
+    Err(CliError::NothingUsable)
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    backends: Vec<BackendReport>,
+    #[serde(serialize_with = "value_or_error")]
+    memory: std::result::Result<Memory, String>,
+    environment: Vec<(String, String)>,
+}
+
+#[derive(Serialize)]
+struct BackendReport {
+    name: &'static str,
+    compiled: bool,
+    /// Compiled in, with a device that has loaded the kernel image.
+    usable: bool,
+    /// Why it is not usable.
+    problem: Option<String>,
+    devices: Vec<DeviceReport>,
+    /// By reader, then owner.
+    peers: Vec<Vec<Peer>>,
+}
+
+#[derive(Serialize)]
+struct DeviceReport {
+    #[serde(flatten)]
+    device: Device,
+    /// Fingerprint of the kernel image that the device has loaded, in hexadecimal.
+    #[serde(serialize_with = "value_or_error")]
+    image: std::result::Result<String, String>,
+}
+
+/// Whether one device can reach another's memory.
+#[derive(Serialize)]
+struct Peer {
+    /// Data was moved and found right.
+    can: bool,
+    link: String,
+    why_not: Option<String>,
+}
+
+/// What a communicator takes on each rank.
+#[derive(Serialize)]
+struct Memory {
+    signal_bytes: usize,
+    control_bytes: usize,
+    scratch_bytes: usize,
+    /// All of it, with the gaps between.
+    peer_visible_bytes: usize,
+    host_mapped_bytes: usize,
+}
+
+impl Report {
+    fn examine() -> Self {
+        let memory = Settings::from_env().map_err(|error| error.to_string()).map(|settings| Memory {
+            signal_bytes: SIGNAL_BYTES,
+            control_bytes: CONTROL_BYTES,
+            scratch_bytes: settings.scratch_bytes,
+            peer_visible_bytes: SCRATCH_OFFSET + settings.scratch_bytes,
+            host_mapped_bytes: HOST_CONTROL_BYTES,
+        });
+        Report {
+            machine: Machine::here(),
+            backends: BackendName::ALL.map(BackendReport::examine).into(),
+            memory,
+            environment: signal_variables(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Machine { signal_version, os, arch, cpus } = self.machine;
+        let mut text = format!("signal {signal_version} on {os} {arch}, {cpus} CPUs\n");
+        for backend in &self.backends {
+            text += &backend.text();
+        }
+        text += "\nmemory that a communicator takes on each rank\n";
+        text += &match &self.memory {
+            Ok(memory) => format!(
+                "  {} peer-visible: {} Signal, {} control, {} scratch; {} bytes host-mapped\n",
+                binary_size(memory.peer_visible_bytes as u64),
+                binary_size(memory.signal_bytes as u64),
+                binary_size(memory.control_bytes as u64),
+                binary_size(memory.scratch_bytes as u64),
+                memory.host_mapped_bytes,
+            ),
+            Err(why) => format!("  no communicator can be made: {why}\n"),
+        };
+        text += "\nSIGNAL_* variables\n";
+        for (name, value) in &self.environment {
+            text += &format!("  {name}={value}\n");
+        }
+        if self.environment.is_empty() {
+            text += "  none is set\n";
+        }
+        text
+    }
+}
+
+impl BackendReport {
+    fn examine(name: BackendName) -> Self {
+        let mut report = BackendReport {
+            name: name.name(),
+            compiled: name.is_compiled(),
+            usable: false,
+            problem: None,
+            devices: Vec::new(),
+            peers: Vec::new(),
+        };
+        match with_backend(name, Examine) {
+            Ok((devices, peers)) => (report.devices, report.peers) = (devices, peers),
+            Err(error) => report.problem = Some(error.to_string()),
+        }
+        report.usable = report.devices.iter().any(|device| device.image.is_ok());
+        if report.problem.is_none() && !report.usable {
+            report.problem = Some("no device has loaded the kernel image".to_owned());
+        }
+        report
+    }
+
+    fn text(&self) -> String {
+        let state = match (self.usable, self.compiled) {
+            (true, _) => "usable",
+            (false, true) => "not usable",
+            (false, false) => "not compiled in",
+        };
+        let mut text = format!("\nbackend {}: {state}\n", self.name);
+        if let Some(problem) = &self.problem {
+            text += &format!("  {problem}\n");
+        }
+        for (index, DeviceReport { device, image }) in self.devices.iter().enumerate() {
+            let Device { name, arch, compute_units, clock_hz, max_block_threads, .. } = device;
+            let memory = binary_size(device.memory_bytes);
+            let pci = device.pci.as_ref().map_or_else(String::new, |pci| format!(", PCI {pci}"));
+            text += &format!("  {index}: {name} ({arch}), {memory}, {compute_units} units{pci}, {}\n", device.uuid);
+            let image = match image {
+                Ok(fingerprint) => format!("image {fingerprint} loaded"),
+                Err(why) => format!("image not loaded: {why}"),
+            };
+            let megahertz = clock_hz / 1_000_000;
+            text += &format!("     {image}; up to {max_block_threads} threads a block; kernel clock {megahertz} MHz\n");
+        }
+        text + &self.peer_matrix()
+    }
+
+    /// Rows read and write the memory of columns.
+    fn peer_matrix(&self) -> String {
+        if self.peers.len() < 2 {
+            return String::new();
+        }
+        let mut text =
+            "  peer matrix, by moving data: the row's device reaches the memory of the column's\n     ".to_owned();
+        for column in 0..self.peers.len() {
+            text += &format!(" {column:^6}");
+        }
+        text = text.trim_end().to_owned() + "\n";
+        let mut reasons = String::new();
+        for (from, row) in self.peers.iter().enumerate() {
+            text += &format!("  {from:>2} ");
+            for (to, peer) in row.iter().enumerate() {
+                let word = match peer {
+                    _ if from == to => "-",
+                    Peer { can: true, .. } => "CAN",
+                    Peer { can: false, .. } => "CANNOT",
+                };
+                text += &format!(" {word:^6}");
+                if let Some(why) = &peer.why_not {
+                    reasons += &format!("  {from} -> {to} over {}: {why}\n", peer.link);
+                }
+            }
+            text = text.trim_end().to_owned() + "\n";
+        }
+        let mut links: Vec<&str> = self.peers.iter().flatten().map(|peer| peer.link.as_str()).collect();
+        links.retain(|link| *link != link_name(Link::SameDevice));
+        links.sort_unstable();
+        links.dedup();
+        text + &format!("  links: {}\n", links.join(", ")) + &reasons
+    }
+}
+
+/// Looks at an open backend's devices.
+struct Examine;
+
+impl WithBackend for Examine {
+    type Output = (Vec<DeviceReport>, Vec<Vec<Peer>>);
+
+    fn run<B: Backend>(self, backend: &B) -> Result<Self::Output> {
+        let devices = backend.devices()?;
+        let examine = |device: &B::Device| DeviceReport {
+            device: Device::from(B::describe(device)),
+            image: B::load(device)
+                .map(|module| format!("{:016x}", B::fingerprint(&module)))
+                .map_err(|error| error.to_string()),
+        };
+        let reports = devices.iter().map(examine).collect();
+        let peers = devices.iter().map(|from| devices.iter().map(|to| peer::<B>(from, to)).collect()).collect();
+        Ok((reports, peers))
+    }
+}
+
+/// Asks the driver, and where it agrees moves data.
+fn peer<B: Backend>(from: &B::Device, to: &B::Device) -> Peer {
+    let link = match B::peer_access(from, to) {
+        Ok(access) if access.refusal.is_some() => {
+            return Peer { can: false, link: link_name(access.link), why_not: access.refusal };
+        }
+        Ok(access) => access.link,
+        Err(error) => return Peer { can: false, link: "unknown link".to_owned(), why_not: Some(error.to_string()) },
+    };
+    let why_not = if from == to { None } else { prove_peer::<B>(from, to).err() };
+    Peer { can: why_not.is_none(), link: link_name(link), why_not: why_not.map(|error| error.to_string()) }
+}
+
+fn link_name(link: Link) -> String {
+    format!("{link:?}")
+}
+
+fn value_or_error<T: Serialize, S: serde::Serializer>(
+    value: &std::result::Result<T, String>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Outcome<'a, T> {
+        Ok(&'a T),
+        Error(&'a str),
+    }
+    match value {
+        Ok(value) => Outcome::Ok(value).serialize(serializer),
+        Err(error) => Outcome::<T>::Error(error).serialize(serializer),
+    }
+}

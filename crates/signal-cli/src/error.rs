@@ -1,0 +1,58 @@
+//! What ends the tool with a non-zero exit code, each as one line.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::backend::BackendName;
+
+pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    /// The command line cannot be meant.
+    #[error("{0}")]
+    Arguments(String),
+    /// The library refused or failed.
+    #[error("{0}")]
+    Signal(#[from] signal_comm::Error),
+    /// The backend's code is not in this binary.
+    #[error("this `signal` was built without the {0} backend; build it with `--features {0}`")]
+    NotCompiled(BackendName),
+    /// A file could not be written.
+    #[error("{}: {cause}", path.display())]
+    File { path: PathBuf, cause: io::Error },
+    /// Standard output could not be written.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+    /// Results were wrong.
+    #[error("{0} elements differ from the reference")]
+    Mismatch(u64),
+    /// Doctor found nothing to work with.
+    #[error("no backend is usable")]
+    NothingUsable,
+}
+
+impl CliError {
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |cause| CliError::File { path: path.to_owned(), cause }
+    }
+
+    /// 2 when the command line is at fault, as clap has it, else 1.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Arguments(_) | CliError::NotCompiled(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+impl From<clap::Error> for CliError {
+    /// Joins clap's message to one line, without the usage and the pointer to `--help` that follow it.
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let lines = text.lines().map(str::trim);
+        let message = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+        let line = message.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        CliError::Arguments(line.strip_prefix("error: ").unwrap_or(&line).to_owned())
+    }
+}

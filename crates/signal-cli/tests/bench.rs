@@ -1,0 +1,175 @@
+//! `signal bench all-reduce` on CPU threads: results, reports, and that its check can fail.
+#![cfg(feature = "host")]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{fresh_path, signal, signal_with};
+use serde_json::Value;
+
+/// Keeps a run short: few batches of few calls, each set of buffers still used.
+const SHORT: &str = "--batches 3 --iters 7 --warmup 1";
+
+#[test]
+fn every_dtype_and_algorithm_is_right() {
+    for dtype in ["f32", "f16", "bf16"] {
+        for algorithm in ["auto", "one-stage", "two-stage"] {
+            let line = format!("bench all-reduce --ranks 3 -b 1002 -e 40K -f 6 -d {dtype} --algo {algorithm} {SHORT}");
+            let rows = signal(&line).rows();
+            assert_eq!(rows.len(), 3);
+            for row in rows {
+                assert_eq!(row.len(), 14, "{row:?}");
+                assert_eq!((row[2].as_str(), row[3].as_str()), (dtype, "sum"));
+                assert_eq!((row[7].as_str(), row[12].as_str()), ("0", "0"), "wrong elements");
+                for time in [&row[4], &row[9]] {
+                    assert!(time.parse::<f64>().unwrap() > 0.0, "{row:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_round_down_and_bandwidths_follow() {
+    let rows = signal(&format!("bench all-reduce --ranks 4 -b 1001 -e 5000 -f 2 -d f32 {SHORT}")).rows();
+    let sizes: Vec<_> = rows.iter().map(|row| (row[0].as_str(), row[1].as_str())).collect();
+    assert_eq!(sizes, [("1000", "250"), ("2000", "500"), ("4004", "1001")]);
+    for row in rows {
+        let numbers: Vec<f64> = row[4..7].iter().map(|text| text.parse().unwrap()).collect();
+        let [time, algbw, busbw] = numbers[..] else { panic!("{row:?}") };
+        let bytes: f64 = row[0].parse().unwrap();
+        // The table rounds to 3 decimals.
+        assert!((algbw - bytes / time / 1e3).abs() < 2e-3, "{row:?}");
+        assert!((busbw - algbw * 1.5).abs() < 2e-3, "{row:?}");
+    }
+}
+
+#[test]
+fn graphs_of_fewer_and_more_calls_than_sets_are_right() {
+    for graph in [1, 3, 12] {
+        let rows = signal(&format!("bench all-reduce --ranks 2 -e 2K -d bf16 --graph {graph} --batches 3")).rows();
+        assert_eq!(rows.len(), 2);
+    }
+}
+
+#[test]
+fn other_memory_shared_devices_and_one_rank_are_right() {
+    for line in ["--ranks 2 --memory local", "--ranks 1", "--ranks 2 --blocks 1 --threads 1"] {
+        signal(&format!("bench all-reduce -e 1K {line} {SHORT}")).rows();
+    }
+    let line = format!("bench all-reduce -e 1K --ranks 2 --share-devices {SHORT}");
+    signal_with(&line, &[("SIGNAL_HOST_DEVICES", "1")]).rows();
+}
+
+#[test]
+fn a_flipped_bit_is_found() {
+    for line in ["-d f32", "-d f16 --graph 6", "-d bf16 --algo two-stage"] {
+        let json = fresh_path("corrupt.json");
+        let run = signal(&format!(
+            "bench all-reduce --ranks 2 -e 2K --corrupt 1 {line} --batches 3 --json {}",
+            json.display()
+        ));
+        // A bit in each of two sizes and two places.
+        run.refused(1, "4 elements differ from the reference");
+        let report = parse(&json);
+        assert_eq!(report["rows"][1]["in_place"]["wrong"], 1);
+        assert!(report["error"].as_str().unwrap().contains("4 elements"));
+    }
+}
+
+#[test]
+fn json_holds_machine_arguments_and_rows() {
+    let path = fresh_path("bench.json");
+    let line = format!("bench all-reduce --ranks 2 -b 1K -e 4K -d f16 --algo two-stage --seed 0x2a {SHORT} --json");
+    signal_with(&format!("{line} {}", path.display()), &[("SIGNAL_SCRATCH", "1M")]).rows();
+    let report = parse(&path);
+    assert_eq!(report["devices"].as_array().unwrap().len(), 2);
+    assert_eq!(report["environment"][0][1], "1M");
+    assert_eq!(report["arguments"]["seed"], 42);
+    assert_eq!(report["arguments"]["timeout_seconds"], 60.0);
+    assert_eq!(report["error"], Value::Null);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!(row["algorithm"], "two-stage");
+        for place in [&row["out_of_place"], &row["in_place"]] {
+            let [min, median, p99] = ["min_us", "time_us", "p99_us"].map(|name| place[name].as_f64().unwrap());
+            assert!(0.0 < min && min <= median && median <= p99, "{place}");
+            assert_eq!(
+                (&place["wrong"], &place["batches"], &place["calls_per_batch"]),
+                (&0.into(), &3.into(), &7.into())
+            );
+        }
+    }
+}
+
+/// The check of a stranger: raw files and integer arithmetic, nothing of the library.
+#[test]
+fn a_dump_can_be_checked_by_someone_else() {
+    for (dtype, bytes) in [("f32", 4), ("bf16", 2)] {
+        let directory = fresh_path(&format!("dump_{dtype}"));
+        let line =
+            format!("bench all-reduce --ranks 3 -b 1K -e 12K -f 3 -d {dtype} {SHORT} --dump {}", directory.display());
+        signal(&line).rows();
+        let manifest = parse(&directory.join("manifest.json"));
+        assert_eq!((&manifest["dtype"], &manifest["ranks"]), (&dtype.into(), &3.into()));
+        let sizes = manifest["sizes"].as_array().unwrap();
+        assert_eq!(sizes.len(), 3);
+        for size in sizes {
+            let files = size["files"].as_array().unwrap();
+            let read = |rank: usize, kind: &str| fs::read(directory.join(files[rank][kind].as_str().unwrap())).unwrap();
+            let inputs: Vec<Vec<u8>> = (0..3).map(|rank| read(rank, "input")).collect();
+            assert_ne!(inputs[0], inputs[1], "each rank has data of its own");
+            assert_eq!(inputs[0].len(), bytes * size["count"].as_u64().unwrap() as usize);
+            let widened: Vec<Vec<f32>> = inputs.iter().map(|input| widen(input, bytes)).collect();
+            let sums = (0..widened[0].len()).map(|i| widened.iter().fold(0.0f32, |sum, values| sum + values[i]));
+            let expected: Vec<u8> = sums.flat_map(|sum| narrow(sum, bytes)).collect();
+            for rank in 0..3 {
+                assert!(read(rank, "output") == expected, "rank {rank}, {dtype}, {}", size["bytes"]);
+                assert!(read(rank, "in_place") == expected, "rank {rank}, {dtype}, {}", size["bytes"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_data_whatever_the_algorithm() {
+    let dump = |algorithm: &str, seed: u64| {
+        let directory = fresh_path(&format!("seed_{algorithm}_{seed}"));
+        let line = format!("bench all-reduce --ranks 2 -b 3K -e 3K --algo {algorithm} --seed {seed} {SHORT} --dump");
+        signal(&format!("{line} {}", directory.display())).rows();
+        ["input", "output"].map(|kind| fs::read(directory.join(format!("3072_rank1_{kind}.bin"))).unwrap())
+    };
+    let one_stage = dump("one-stage", 1);
+    assert!(one_stage == dump("two-stage", 1));
+    assert!(one_stage[0] != dump("two-stage", 2)[0]);
+}
+
+fn parse(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Little-endian f32, or bf16 as the upper half of one.
+fn widen(bytes: &[u8], size: usize) -> Vec<f32> {
+    let bits = bytes.chunks_exact(size).map(|element| match *element {
+        [a, b] => u32::from_le_bytes([0, 0, a, b]),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+        _ => unreachable!("elements have 2 or 4 bytes"),
+    });
+    bits.map(f32::from_bits).collect()
+}
+
+/// Rounds a finite value to nearest even.
+fn narrow(value: f32, size: usize) -> Vec<u8> {
+    let bits = value.to_bits();
+    match size {
+        2 => {
+            let upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            (upper as u16).to_le_bytes().to_vec()
+        }
+        _ => bits.to_le_bytes().to_vec(),
+    }
+}

@@ -1,0 +1,58 @@
+//! Runs the binary.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// What a run left behind.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `signal` with arguments separated by blanks.
+pub(crate) fn signal(line: &str) -> Run {
+    signal_with(line, &[])
+}
+
+/// Runs `signal` in an environment whose only SIGNAL_* variables are these.
+pub(crate) fn signal_with(line: &str, variables: &[(&str, &str)]) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_signal"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SIGNAL_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(line.split_whitespace()).envs(variables.iter().copied()).output().unwrap();
+    Run {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+impl Run {
+    /// Asserts that the run was good and returns its table, a row for each size.
+    pub(crate) fn rows(&self) -> Vec<Vec<String>> {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        assert_eq!(self.stderr, "", "nothing but a terminal gets a progress bar");
+        let rows = self.stdout.lines().filter(|line| !line.starts_with('#'));
+        rows.map(|row| row.split_whitespace().map(str::to_owned).collect()).collect()
+    }
+
+    /// Asserts that the run was refused with one line that names the reason.
+    pub(crate) fn refused(&self, code: i32, reason: &str) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "one line: {self:?}");
+        assert!(self.stderr.starts_with("error: ") && self.stderr.contains(reason), "{reason:?} in {self:?}");
+    }
+}
+
+/// A path of this test's own for a file or a directory, not there yet.
+pub(crate) fn fresh_path(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_file(&path);
+    let _ = std::fs::remove_dir_all(&path);
+    path
+}

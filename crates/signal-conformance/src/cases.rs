@@ -1,0 +1,15 @@
+//! The cases, by topic. [`suite!`](crate::suite) lists them.
+
+pub mod barrier;
+pub mod fault;
+pub mod graph;
+pub mod layout;
+pub mod matches;
+pub mod misuse;
+pub mod overwrite;
+pub mod peer;
+pub mod program;
+pub mod raw;
+pub mod setup;
+pub mod special;
+pub mod streams;

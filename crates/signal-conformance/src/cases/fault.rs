@@ -1,0 +1,233 @@
+//! Bounded waits (P13): what is missing is named, nothing hangs (B29, B57, B61).
+
+use std::time::{Duration, Instant};
+
+use signal_core::{
+    Algorithm, Backend, CallOptions, Communicator, DeviceBuffer, DeviceFamily, Error, Phase, ReduceOp, Result, Timeout,
+};
+
+use crate::exchange::{Exchange, works};
+use crate::place::Place;
+use crate::rig::Rig;
+use crate::world::{World, options};
+
+const DEADLINE: Duration = Duration::from_millis(300);
+
+/// A machine that is busy may be this late in noticing; still far from what several deadlines would take, or none.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// What the ranks do while one is missing.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Barrier,
+    AllReduce(Algorithm),
+}
+
+impl Operation {
+    const ALL: [Operation; 3] =
+        [Operation::Barrier, Operation::AllReduce(Algorithm::OneStage), Operation::AllReduce(Algorithm::TwoStage)];
+
+    fn name(self) -> &'static str {
+        match self {
+            Operation::Barrier => "barrier",
+            Operation::AllReduce(Algorithm::OneStage) => "one-stage all-reduce",
+            Operation::AllReduce(Algorithm::TwoStage) => "two-stage all-reduce",
+            Operation::AllReduce(other) => panic!("no name for {other}"),
+        }
+    }
+
+    /// Enqueues on one rank.
+    fn launch<B: Backend>(
+        self,
+        comm: &mut Communicator<B>,
+        stream: &B::Stream,
+        buffer: &mut DeviceBuffer<B, f32>,
+        delay: Option<(Phase, Duration)>,
+    ) -> Result<()> {
+        let options = |algorithm| -> CallOptions {
+            options(|o| (o.algorithm, o.blocks, o.threads, o.delay) = (algorithm, Some(2), Some(2), delay))
+        };
+        match self {
+            Operation::Barrier => comm.with(options(None)).barrier(stream),
+            Operation::AllReduce(algorithm) => {
+                comm.with(options(Some(algorithm))).all_reduce_in_place(stream, buffer, ReduceOp::Sum)
+            }
+        }
+    }
+}
+
+fn short_lived<B: Backend>(rig: &Rig<B>, ranks: usize) -> World<B> {
+    rig.world_with(ranks, |s| s.timeout = DEADLINE)
+}
+
+/// The timeout that a wait on this rank ends with.
+fn timeout<B: Backend>(world: &World<B>, rank: usize) -> Timeout {
+    match world.comms[rank].wait(&world.streams[rank]) {
+        Err(Error::Timeout(timeout)) => timeout.as_ref().clone(),
+        other => panic!("rank {rank} of {}: {other:?} is not a timeout", world.ranks()),
+    }
+}
+
+/// One rank never comes. The others stop after one deadline and name it; then their communicators refuse all work.
+pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3, 5] {
+        for (which, operation) in Operation::ALL.into_iter().enumerate() {
+            let absent = (which + 1) % ranks;
+            let mut world = short_lived(rig, ranks);
+            let mut buffers = world.alloc::<f32>(1000);
+            // Calls that everybody makes, so that the number of the failing one says something.
+            for _ in 0..2 {
+                world.each(|rank, comm, stream| operation.launch(comm, stream, &mut buffers[rank], None));
+            }
+            world.wait();
+
+            let began = Instant::now();
+            for rank in (0..ranks).filter(|r| *r != absent) {
+                let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+            }
+            for rank in (0..ranks).filter(|r| *r != absent) {
+                let found = timeout(&world, rank);
+                let what = format!("{operation:?} of {ranks} without {absent}: {found:?}");
+                assert_eq!((found.rank, found.missing.as_slice()), (rank, [absent].as_slice()), "{what}");
+                assert_ne!(found.reporter, absent, "{what}");
+                assert_eq!((found.operation, found.phase), (operation.name(), "start barrier"), "{what}");
+                assert_eq!((found.sequence, found.domain, found.deadline), (3, 0, DEADLINE), "{what}");
+                assert!(found.block < 2, "{what}");
+                assert!(found.to_string().contains(&format!("missing rank(s) [{absent}]")), "{found}");
+            }
+            let took = began.elapsed();
+            assert!(took >= DEADLINE * 9 / 10 && took < DEADLINE + SLACK, "{operation:?} of {ranks} took {took:?}");
+
+            for rank in (0..ranks).filter(|r| *r != absent) {
+                let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+                let cause = comm.status().unwrap_err();
+                assert!(matches!(&cause, Error::Timeout(t) if t.missing == [absent]), "{cause:?}");
+                for operation in Operation::ALL {
+                    let refused = operation.launch(comm, stream, &mut buffers[rank], None).unwrap_err();
+                    assert_eq!(refused, Error::Poisoned { cause: Box::new(cause.clone()) });
+                }
+                assert_eq!(comm.status(), Err(cause), "the status did not stay");
+            }
+        }
+    }
+}
+
+/// A fault is the matter of one communicator: others of the same process, on the same devices, go on.
+pub fn timeout_leaves_other_communicators_alone<B: Backend>(rig: &Rig<B>) {
+    let mut other = rig.world(2);
+    let mut world = short_lived(rig, 2);
+    works(&mut other);
+    world.comms[0].barrier(&world.streams[0]).unwrap();
+    works(&mut other);
+    assert_eq!(timeout(&world, 0).missing, [1]);
+    works(&mut other);
+    drop(world);
+    works(&mut other);
+    works(&mut rig.world(2));
+}
+
+/// A rank that comes after the deadline hears that it was the one missing, at once.
+pub fn timeout_names_late_rank<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        for operation in Operation::ALL {
+            let late = ranks - 1;
+            let mut world = short_lived(rig, ranks);
+            let mut buffers = world.alloc::<f32>(1000);
+            for rank in 0..late {
+                let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+            }
+            (0..late).for_each(|rank| assert_eq!(timeout(&world, rank).missing, [late]));
+
+            let began = Instant::now();
+            let (comm, stream) = (&mut world.comms[late], &world.streams[late]);
+            operation.launch(comm, stream, &mut buffers[late], None).unwrap();
+            let found = timeout(&world, late);
+            assert!(found.reporter < late && found.missing == [late], "{operation:?}: {found:?}");
+            assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+        }
+    }
+}
+
+/// A rank gets stuck behind the start barrier; on the host alone it can be made to.
+pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
+    if B::describe(&rig.devices()[0]).family != DeviceFamily::Host {
+        eprintln!("not run: only the host image can hold a rank up inside a kernel");
+        return;
+    }
+    for (algorithm, at, phase) in [
+        (Algorithm::OneStage, Phase::Start, "exit barrier"),
+        (Algorithm::TwoStage, Phase::Start, "middle barrier"),
+        (Algorithm::TwoStage, Phase::Middle, "exit barrier"),
+    ] {
+        let mut world = short_lived(rig, 3);
+        let mut buffers = world.alloc::<f32>(1000);
+        let operation = Operation::AllReduce(algorithm);
+        world.each(|rank, comm, stream| {
+            let delay = (rank == 1).then_some((at, 4 * DEADLINE));
+            operation.launch(comm, stream, &mut buffers[rank], delay)
+        });
+        for rank in [0, 2] {
+            let found = timeout(&world, rank);
+            assert_eq!((found.missing.as_slice(), found.phase), ([1].as_slice(), phase), "{algorithm}: {found:?}");
+            assert_ne!(found.reporter, 1, "{algorithm}: {found:?}");
+        }
+        // The others had arrived at the barrier before they left it, so the late rank may even have finished. Then its
+        // next call tells.
+        let (comm, stream) = (&mut world.comms[1], &world.streams[1]);
+        if comm.wait(stream).is_ok() {
+            comm.barrier(stream).unwrap();
+        }
+        let found = timeout(&world, 1);
+        assert_eq!(found.missing, [1], "{algorithm}: {found:?}");
+        assert_ne!(found.reporter, 1, "{algorithm}: {found:?}");
+    }
+}
+
+/// A graph of many calls costs one deadline, not one for each call.
+pub fn timeout_ends_a_graph_once<B: Backend>(rig: &Rig<B>) {
+    const CALLS: usize = 20;
+    let mut world = short_lived(rig, 2);
+    let mut buffers = world.alloc::<f32>(1000);
+    let graph = world.capture(0, |comm, stream| {
+        let mut operations = Operation::ALL.into_iter().cycle().take(CALLS);
+        operations.try_for_each(|operation| operation.launch(comm, stream, &mut buffers[0], None))
+    });
+    let began = Instant::now();
+    B::replay(&graph, &world.streams[0]).unwrap();
+    let found = timeout(&world, 0);
+    assert_eq!((found.missing.as_slice(), found.sequence), ([1].as_slice(), 1), "{found:?}");
+    assert!(began.elapsed() < DEADLINE + SLACK, "{CALLS} calls took {:?}", began.elapsed());
+}
+
+/// `abort` ends the wait of its rank and of the peers, long before the deadline, and says who asked.
+pub fn abort_from_another_thread<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3, 5] {
+        for operation in Operation::ALL {
+            let (absent, by) = (ranks - 1, 0);
+            let mut world = rig.world(ranks);
+            let mut buffers = world.alloc::<f32>(1000);
+            for rank in (0..ranks).filter(|r| *r != absent) {
+                let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+            }
+            let handle = world.comms[by].abort_handle();
+            let began = Instant::now();
+            let aborter = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                handle.clone().abort().unwrap();
+            });
+            for rank in (0..ranks).filter(|r| *r != absent) {
+                let found = world.comms[rank].wait(&world.streams[rank]).unwrap_err();
+                assert_eq!(found, Error::Aborted { rank, by }, "{operation:?} of {ranks}");
+                let refused = world.comms[rank].barrier(&world.streams[rank]).unwrap_err();
+                assert_eq!(refused, Error::Poisoned { cause: Box::new(found) });
+            }
+            aborter.join().unwrap();
+            assert!(began.elapsed() < SLACK, "{operation:?} of {ranks}: {:?}", began.elapsed());
+        }
+    }
+    let mut world = rig.world(2);
+    Exchange::<B, f32>::random(&mut world, 100, 1, options(|_| ()), &[Place::symmetric(); 2]).run(&mut world, 0);
+}

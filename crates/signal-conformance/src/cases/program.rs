@@ -1,0 +1,139 @@
+//! Sequences of calls that have nothing in common: sizes, types, algorithms, memory, grids and who is late.
+
+use std::time::Duration;
+
+use half::{bf16, f16};
+use signal_core::reference::Rng;
+use signal_core::{Algorithm, Backend, Communicator, Phase, Result};
+
+use crate::exchange::{Exchange, Step};
+use crate::place::{Mix, below, pick};
+use crate::rig::{Rig, scaled};
+use crate::world::{World, options};
+
+/// A barrier as a step.
+struct Barrier;
+
+impl<B: Backend> Step<B> for Barrier {
+    fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
+        comm.barrier(stream)
+    }
+
+    fn check(&self, _: &B::Stream) {}
+}
+
+/// A program for each rank; every call has buffers of its own.
+fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<Vec<Box<dyn Step<B>>>> {
+    let ranks = world.ranks();
+    let mut program: Vec<Vec<Box<dyn Step<B>>>> = (0..ranks).map(|_| Vec::new()).collect();
+    for _ in 0..calls {
+        if below(rng, 10) == 0 {
+            program.iter_mut().for_each(|steps| steps.push(Box::new(Barrier)));
+            continue;
+        }
+        let count = match below(rng, 20) {
+            0 => below(rng, 60_000),
+            1..5 => below(rng, 5_000),
+            _ => below(rng, 200),
+        };
+        let call = options(|o| {
+            o.algorithm = pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage)]);
+            (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(4), None)]);
+        });
+        let places = pick(rng, &Mix::ALL).places(ranks, rng);
+        let seed = rng.next_u64();
+        // On the host one rank now and then falls behind within the kernel, too.
+        let late = (below(rng, 16) == 0).then(|| below(rng, ranks));
+        let phase = pick(rng, &[Phase::Start, Phase::Middle, Phase::Exit]);
+        macro_rules! add {
+            ($T:ty) => {{
+                let mut exchange = Exchange::<B, $T>::random(world, count, seed, call, &places);
+                if let Some(rank) = late {
+                    exchange.lanes[rank].options.delay = Some((phase, Duration::from_millis(2)));
+                }
+                for (steps, step) in program.iter_mut().zip(exchange.into_steps()) {
+                    steps.push(step);
+                }
+            }};
+        }
+        match below(rng, 3) {
+            0 => add!(f32),
+            1 => add!(f16),
+            _ => add!(bf16),
+        }
+    }
+    program
+}
+
+/// Sleeps, mostly not at all.
+fn dawdle(rng: &mut Rng) {
+    if below(rng, 8) == 0 {
+        std::thread::sleep(Duration::from_micros(rng.below(1500)));
+    }
+}
+
+/// A thread for each rank runs its program without ever waiting, falling behind and catching up at random; at the end
+/// every output of every call is checked (B11, B14).
+pub fn random_programs<B: Backend>(rig: &Rig<B>) {
+    for (ranks, calls) in [(2, 300), (3, 200), (8, 60)] {
+        let mut rng = Rng::new(ranks as u64);
+        let mut world = rig.world_with(ranks, |s| s.scratch_bytes = 128 << 10);
+        let program = program(&mut world, &mut rng, scaled(calls));
+        world.threads(program, |rank, mut steps, comm, stream| {
+            let mut rng = Rng::new(1000 + rank as u64);
+            for step in &mut steps {
+                dawdle(&mut rng);
+                step.launch(comm, stream).unwrap();
+            }
+            comm.wait(stream).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
+            steps.iter().for_each(|step| step.check(stream));
+        });
+    }
+}
+
+/// The same from one thread: it enqueues runs of calls for one rank after the other.
+pub fn random_programs_from_one_thread<B: Backend>(rig: &Rig<B>) {
+    for (ranks, calls) in [(1, 100), (2, 200), (5, 80)] {
+        let mut rng = Rng::new(50 + ranks as u64);
+        let mut world = rig.world_with(ranks, |s| s.scratch_bytes = 64 << 10);
+        let mut program = program(&mut world, &mut rng, scaled(calls));
+        let mut next = vec![0; ranks];
+        while next.iter().zip(&program).any(|(at, steps)| *at < steps.len()) {
+            let rank = below(&mut rng, ranks);
+            for _ in 0..1 + below(&mut rng, 12) {
+                if let Some(step) = program[rank].get_mut(next[rank]) {
+                    step.launch(&mut world.comms[rank], &world.streams[rank]).unwrap();
+                    next[rank] += 1;
+                }
+            }
+            dawdle(&mut rng);
+        }
+        check(&world, &program);
+    }
+}
+
+/// Counters that start near the end of u32 on every rank, then a hundred calls (H02, H03).
+pub fn counter_wrap<B: Backend>(rig: &Rig<B>) {
+    for (ranks, before_wrap) in [(2, 0), (2, 3), (2, 100), (3, 1), (3, 40), (8, 20)] {
+        let mut rng = Rng::new(before_wrap.into());
+        let mut world = rig.world(ranks);
+        for comm in &mut world.comms {
+            comm.preset_counters(u32::MAX - before_wrap).unwrap();
+        }
+        // Not scaled: fewer calls would not reach the wrap.
+        let mut program = program(&mut world, &mut rng, 100);
+        for (rank, steps) in program.iter_mut().enumerate() {
+            for step in steps {
+                step.launch(&mut world.comms[rank], &world.streams[rank]).unwrap();
+            }
+        }
+        check(&world, &program);
+    }
+}
+
+fn check<B: Backend>(world: &World<B>, program: &[Vec<Box<dyn Step<B>>>]) {
+    world.wait();
+    for (steps, stream) in program.iter().zip(&world.streams) {
+        steps.iter().for_each(|step| step.check(stream));
+    }
+}

@@ -1,0 +1,216 @@
+//! One all-reduce on all ranks: prepared, enqueued, checked.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, DeviceBuffer, Element, ReduceOp, Result, reference};
+
+use crate::compare;
+use crate::place::{Memory, Place};
+use crate::world::World;
+
+/// Canary elements behind a slice; those before it are as many as its start.
+const GUARD: usize = 19;
+
+/// What an output holds before a call.
+pub(crate) fn poison<T: Element>() -> T {
+    T::from_bits(0xbad0_a5a5)
+}
+
+/// What stands around slices.
+fn canary<T: Element>() -> T {
+    T::from_bits(0xc0de_5a5a)
+}
+
+/// Different inputs for each rank.
+pub(crate) fn random_inputs<T: Element>(ranks: usize, seed: u64, count: usize) -> Vec<Vec<T>> {
+    (0..ranks as u64).map(|rank| reference::random(seed.wrapping_mul(8).wrapping_add(rank), count)).collect()
+}
+
+/// The sum that every rank has to hold.
+pub(crate) fn sum<T: Element>(inputs: &[Vec<T>]) -> Vec<T> {
+    let inputs: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
+    reference::all_reduce(&inputs, ReduceOp::Sum)
+}
+
+/// One rank's part in a program of calls, whatever its element type.
+pub(crate) trait Step<B: Backend>: Send {
+    /// Enqueues the call.
+    fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()>;
+    /// Waits for the stream and panics unless the call did what it had to.
+    fn check(&self, stream: &B::Stream);
+}
+
+/// One rank's part in an all-reduce.
+pub(crate) struct Lane<B: Backend, T: Element> {
+    what: String,
+    pub(crate) options: CallOptions,
+    pub(crate) input: DeviceBuffer<B, T>,
+    input_range: Range<usize>,
+    /// `None` when in place.
+    output: Option<(DeviceBuffer<B, T>, Range<usize>)>,
+    /// What the whole input buffer has to hold after the call, apart from an output in place.
+    input_image: Vec<T>,
+    expected: Arc<[T]>,
+}
+
+impl<B: Backend, T: Element> Lane<B, T> {
+    /// Fills the input buffer with `word`, behind the call.
+    pub(crate) fn overwrite_input(&mut self, stream: &B::Stream, word: u32) {
+        assert!(self.output.is_some(), "the input of a call in place is its output");
+        self.input.fill_bytes(stream, word).unwrap();
+        self.input_image.fill(T::from_bits(word));
+    }
+
+    /// Waits, checks, and returns the output.
+    pub(crate) fn output(&self, stream: &B::Stream) -> Vec<T> {
+        let found = self.input.read(stream).unwrap();
+        let mut input = self.input_image.clone();
+        let output = match &self.output {
+            None => {
+                input[self.input_range.clone()].copy_from_slice(&found[self.input_range.clone()]);
+                found[self.input_range.clone()].to_vec()
+            }
+            Some((buffer, range)) => {
+                let found = buffer.read(stream).unwrap();
+                let mut surroundings = vec![canary(); found.len()];
+                surroundings[range.clone()].copy_from_slice(&found[range.clone()]);
+                compare::assert_bits(&format!("{}: surroundings of the output", self.what), &found, &surroundings);
+                found[range.clone()].to_vec()
+            }
+        };
+        compare::assert_same(&format!("{}: output", self.what), &output, &self.expected);
+        compare::assert_bits(&format!("{}: input or its surroundings", self.what), &found, &input);
+        output
+    }
+}
+
+impl<B: Backend, T: Element> Step<B> for Lane<B, T> {
+    fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
+        let call = comm.with(self.options);
+        match &mut self.output {
+            None => call.all_reduce_in_place(stream, self.input.slice_mut(self.input_range.clone())?, ReduceOp::Sum),
+            Some((output, range)) => call.all_reduce(
+                stream,
+                self.input.slice(self.input_range.clone())?,
+                output.slice_mut(range.clone())?,
+                ReduceOp::Sum,
+            ),
+        }
+    }
+
+    fn check(&self, stream: &B::Stream) {
+        self.output(stream);
+    }
+}
+
+/// One all-reduce on all ranks.
+pub(crate) struct Exchange<B: Backend, T: Element> {
+    /// By rank.
+    pub(crate) lanes: Vec<Lane<B, T>>,
+}
+
+impl<B: Backend, T: Element> Exchange<B, T> {
+    /// Allocates, fills inputs with random elements, poisons outputs and sets canaries. Enqueues only.
+    pub(crate) fn random(
+        world: &mut World<B>,
+        count: usize,
+        seed: u64,
+        options: CallOptions,
+        places: &[Place],
+    ) -> Self {
+        Self::of(world, &random_inputs(world.ranks(), seed, count), options, places)
+    }
+
+    /// Like [`random`](Self::random) with given inputs.
+    pub(crate) fn of(world: &mut World<B>, inputs: &[Vec<T>], options: CallOptions, places: &[Place]) -> Self {
+        assert_eq!((inputs.len(), places.len()), (world.ranks(), world.ranks()));
+        let count = inputs[0].len();
+        let expected: Arc<[T]> = sum(inputs).into();
+        let end = places.iter().map(|p| p.input_start.max(p.output_start)).max().unwrap() + count;
+        let place_inputs: Vec<Memory> = places.iter().map(|p| p.input).collect();
+        let place_outputs: Vec<Memory> = places.iter().map(|p| p.output).collect();
+        let buffers = allocate(world, &place_inputs, end + GUARD).into_iter();
+        let outputs = allocate(world, &place_outputs, end + GUARD);
+        let lanes = buffers.zip(outputs).zip(inputs).zip(places).enumerate();
+        let lanes = lanes.map(|(rank, (((mut input, mut output), values), place))| {
+            let stream = &world.streams[rank];
+            let input_range = place.input_start..place.input_start + count;
+            let output_range = place.output_start..place.output_start + count;
+            let mut input_image = vec![canary(); end + GUARD];
+            input_image[input_range.clone()].copy_from_slice(values);
+            input.write(stream, &input_image).unwrap();
+            let output = (!place.in_place).then(|| {
+                let mut image = vec![canary(); end + GUARD];
+                image[output_range.clone()].fill(poison());
+                output.write(stream, &image).unwrap();
+                (output, output_range)
+            });
+            let what = format!(
+                "rank {rank} of {}, {count} x {}, {:?} {:?}x{:?} on domain {}, {place:?}",
+                world.ranks(),
+                T::DTYPE,
+                options.algorithm,
+                options.blocks,
+                options.threads,
+                options.domain,
+            );
+            Lane { what, options, input, input_range, output, input_image, expected: expected.clone() }
+        });
+        Exchange { lanes: lanes.collect() }
+    }
+
+    /// Enqueues on every rank; `first` says which rank comes first.
+    pub(crate) fn launch(&mut self, world: &mut World<B>, first: usize) {
+        let ranks = world.ranks();
+        for rank in (first..first + ranks).map(|r| r % ranks) {
+            let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+            let lane = &mut self.lanes[rank];
+            lane.launch(comm, stream).unwrap_or_else(|e| panic!("{}: {e}", lane.what));
+        }
+    }
+
+    /// Waits for every rank, checks every output and that all ranks hold the same bits. Returns those.
+    pub(crate) fn finish(&self, world: &World<B>) -> Vec<T> {
+        world.wait();
+        let mut outputs = self.lanes.iter().zip(&world.streams).map(|(lane, stream)| lane.output(stream));
+        let first = outputs.next().unwrap();
+        for (other, lane) in outputs.zip(&self.lanes[1..]) {
+            compare::assert_bits(&format!("{}: compared with rank 0", lane.what), &other, &first);
+        }
+        first
+    }
+
+    /// Launches and finishes.
+    pub(crate) fn run(mut self, world: &mut World<B>, first: usize) -> Vec<T> {
+        self.launch(world, first);
+        self.finish(world)
+    }
+
+    /// The lanes as steps of a program, by rank.
+    pub(crate) fn into_steps(self) -> impl Iterator<Item = Box<dyn Step<B>>> {
+        self.lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn Step<B>>)
+    }
+}
+
+/// A call of each algorithm that has to work: what cases end with after a refusal.
+pub(crate) fn works<B: Backend>(world: &mut World<B>) {
+    for algorithm in Algorithm::ALL {
+        let options = crate::world::options(|o| o.algorithm = Some(algorithm));
+        let places = vec![Place::symmetric(); world.ranks()];
+        Exchange::<B, f32>::random(world, 77, 3, options, &places).run(world, 0);
+    }
+}
+
+/// A buffer for each rank in the memory that it asks for. Symmetric buffers come into being on every rank; those that
+/// a rank does not use are dropped.
+fn allocate<B: Backend, T: Element>(world: &mut World<B>, memories: &[Memory], len: usize) -> Vec<DeviceBuffer<B, T>> {
+    let sets = memories.iter().map(|m| if let Memory::Symmetric(k) = m { k + 1 } else { 0 }).max().unwrap();
+    let mut symmetric: Vec<Vec<Option<DeviceBuffer<B, T>>>> =
+        (0..sets).map(|_| world.alloc(len).into_iter().map(Some).collect()).collect();
+    let buffers = memories.iter().enumerate().map(|(rank, memory)| match memory {
+        Memory::Local => DeviceBuffer::new(world.comms[rank].device(), len).unwrap(),
+        Memory::Symmetric(k) => symmetric[*k][rank].take().unwrap(),
+    });
+    buffers.collect()
+}

@@ -1,0 +1,90 @@
+//! What a case gets to work with: an opened backend, and worlds on its devices.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use signal_core::{Backend, Communicator, Result, Settings};
+
+use crate::world::World;
+
+/// World sizes of the cases that try many sizes: the smallest, odd ones and the largest.
+pub(crate) const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
+
+/// Deadline of a communicator in cases where nobody is late.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// After this a case counts as hung. Longer than the slowest case takes under a sanitizer.
+const WATCHDOG: Duration = Duration::from_secs(300);
+
+/// An opened backend.
+#[derive(Debug)]
+pub struct Rig<B: Backend> {
+    /// Kept open for as long as its devices are used.
+    _backend: B,
+    devices: Vec<B::Device>,
+}
+
+/// Runs one case, alone: cases share the devices, and some watch the clock.
+pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, case: fn(&Rig<B>)) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let backend = open().unwrap_or_else(|e| panic!("the backend does not open: {e}"));
+    let devices = backend.devices().unwrap();
+    let (finished, watch) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if watch.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("{name} hangs: still running after {WATCHDOG:?}");
+            std::process::abort();
+        }
+    });
+    let began = Instant::now();
+    case(&Rig { _backend: backend, devices });
+    println!("{name} took {:?}", began.elapsed());
+    drop(finished);
+    watchdog.join().unwrap();
+}
+
+/// `rounds` times SIGNAL_TEST_SCALE, at least 1.
+pub(crate) fn scaled(rounds: u32) -> u32 {
+    let scale = std::env::var("SIGNAL_TEST_SCALE")
+        .map_or(1.0, |text| text.parse().unwrap_or_else(|e| panic!("SIGNAL_TEST_SCALE={text}: {e}")));
+    ((f64::from(rounds) * scale) as u32).max(1)
+}
+
+/// The settings that cases start from. The environment is left out: a case says what it needs.
+pub(crate) fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.timeout = PATIENCE;
+    settings.scratch_bytes = 1 << 20;
+    settings
+}
+
+impl<B: Backend> Rig<B> {
+    /// Every device once.
+    pub(crate) fn devices(&self) -> &[B::Device] {
+        &self.devices
+    }
+
+    /// A device for each rank; with fewer devices than ranks, they repeat.
+    pub(crate) fn devices_for(&self, ranks: usize) -> Vec<B::Device> {
+        self.devices.iter().cycle().take(ranks).cloned().collect()
+    }
+
+    /// Communicators for `ranks` ranks with [`settings`].
+    pub(crate) fn world(&self, ranks: usize) -> World<B> {
+        self.world_with(ranks, |_| ())
+    }
+
+    /// Communicators for `ranks` ranks with adjusted [`settings`].
+    pub(crate) fn world_with(&self, ranks: usize, adjust: impl FnOnce(&mut Settings)) -> World<B> {
+        let mut settings = settings();
+        adjust(&mut settings);
+        let comms = Communicator::<B>::builder()
+            .settings(settings)
+            .share_devices(true)
+            .all_local(&self.devices_for(ranks))
+            .unwrap_or_else(|e| panic!("{ranks} ranks: {e}"));
+        World::new(comms)
+    }
+}

@@ -1,0 +1,133 @@
+//! What the ranks of one communicator share in one process.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, DeviceFamily, StreamId};
+use crate::error::{ApiMisuse, Result};
+use crate::layout::NUM_BARRIER_DOMAINS;
+
+use super::fault::HostBlock;
+use super::symmetric::PendingAllocations;
+
+/// One rank's share: its device and the memory that its peers reach.
+#[derive(Debug)]
+pub(crate) struct Member<B: Backend> {
+    pub(crate) device: B::Device,
+    /// Signal, Control and scratch.
+    pub(crate) memory: B::Buffer,
+    pub(crate) host: HostBlock<B>,
+    /// For uploads that must not queue behind the user's work.
+    pub(crate) service: B::Stream,
+}
+
+/// The ranks of one communicator. Alive while any of them, or any symmetric buffer, is.
+#[derive(Debug)]
+pub(crate) struct Group<B: Backend> {
+    pub(crate) members: Vec<Member<B>>,
+    pub(crate) family: DeviceFamily,
+    pub(crate) budget: BlockBudget,
+    pending: Mutex<PendingAllocations<B>>,
+    streams: Mutex<Vec<RankStreams<B>>>,
+}
+
+/// Blocks that can be resident at once on every rank, by the threads of a block: a grid beyond it would wait for blocks
+/// that never start (P4).
+#[derive(Debug)]
+pub(crate) struct BlockBudget {
+    max_threads: u32,
+    /// For blocks of up to 1, 2, 4, ... threads.
+    blocks: Vec<u32>,
+}
+
+impl BlockBudget {
+    /// Asks for the blocks that fit at each power of two, up to the first that reaches `max_threads`.
+    pub(crate) fn new(max_threads: u32, mut blocks: impl FnMut(u32) -> Result<u32>) -> Result<Self> {
+        let classes = max_threads.next_power_of_two().trailing_zeros();
+        let blocks = (0..=classes).map(|class| blocks((1 << class).min(max_threads))).collect::<Result<_>>()?;
+        Ok(BlockBudget { max_threads, blocks })
+    }
+
+    pub(crate) fn max_threads(&self) -> u32 {
+        self.max_threads
+    }
+
+    /// For blocks of `threads` threads; 0 when no such block fits.
+    pub(crate) fn blocks(&self, threads: u32) -> u32 {
+        let class = threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize);
+        self.blocks.get(class).copied().unwrap_or(0)
+    }
+}
+
+/// The stream that each domain of a rank was last used on.
+#[derive(Debug)]
+struct RankStreams<B: Backend> {
+    /// False once the rank's communicator is gone: its streams may go to other ranks, but its calls may still run.
+    alive: bool,
+    last: [Option<B::Stream>; NUM_BARRIER_DOMAINS],
+}
+
+impl<B: Backend> Group<B> {
+    pub(crate) fn new(members: Vec<Member<B>>, family: DeviceFamily, budget: BlockBudget) -> Self {
+        let streams = members.iter().map(|_| RankStreams { alive: true, last: Default::default() }).collect();
+        Group { members, family, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
+    }
+
+    pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
+        // A panic elsewhere leaves the list whole: it is changed only after everything that can fail.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `rank` uses `stream` for `domain` from now on.
+    ///
+    /// # Errors
+    /// Another rank uses the stream.
+    pub(crate) fn use_stream(&self, rank: usize, domain: u32, stream: &B::Stream) -> Result<()> {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let id: StreamId = B::stream_id(stream);
+        for (first, other) in streams.iter().enumerate() {
+            if first != rank && other.alive && other.last.iter().flatten().any(|s| B::stream_id(s) == id) {
+                return Err(ApiMisuse::SharedStream { first, second: rank }.into());
+            }
+        }
+        streams[rank].last[domain as usize] = Some(stream.clone());
+        Ok(())
+    }
+
+    /// Every stream on which a call of any rank may still run.
+    pub(crate) fn streams(&self) -> Vec<B::Stream> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.iter().flat_map(|rank| rank.last.iter().flatten().cloned()).collect()
+    }
+
+    /// Notes that the rank's communicator is gone.
+    pub(crate) fn leave(&self, rank: usize) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams[rank].alive = false;
+        if streams.iter().all(|rank| !rank.alive) {
+            drop(streams);
+            // Allocations that some rank never made: nobody will come for them, and they hold the group.
+            let abandoned = std::mem::take(&mut *self.lock_pending());
+            drop(abandoned);
+        }
+    }
+
+    /// Bases of all ranks' memory as `rank`'s device sees them: in one process an address means the same everywhere.
+    pub(crate) fn bases(self: &Arc<Self>) -> impl Iterator<Item = u64> {
+        self.members.iter().map(|member| B::address(&member.memory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_that_of_the_next_larger_class() {
+        let budget = BlockBudget::new(512, |threads| Ok(1024 / threads)).unwrap();
+        assert_eq!(budget.max_threads(), 512);
+        assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
+        assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
+        let odd = BlockBudget::new(3, Ok).unwrap();
+        assert_eq!([1, 2, 3, 4].map(|t| odd.blocks(t)), [1, 2, 3, 3]);
+    }
+}

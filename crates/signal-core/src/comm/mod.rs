@@ -1,0 +1,332 @@
+//! Communicators: one a rank.
+
+mod builder;
+mod call;
+mod fault;
+mod group;
+mod symmetric;
+
+use std::mem::offset_of;
+use std::sync::{Arc, OnceLock, Weak};
+
+use bytemuck::{Pod, Zeroable};
+
+pub use self::builder::Builder;
+pub use self::call::{BarrierProbe, Call, CallOptions};
+pub use self::fault::AbortHandle;
+use self::group::Group;
+pub(crate) use self::symmetric::Symmetric;
+
+use crate::backend::Backend;
+use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
+use crate::dtype::{Dtype, Element, ReduceOp};
+use crate::error::{ApiMisuse, Error, Result};
+use crate::kernel::GroupParams;
+use crate::layout::{CONTROL_BYTES, CONTROL_OFFSET, Control, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, Signal};
+use crate::plan::{self, Plan};
+use crate::settings::Settings;
+use crate::signal::SignalPtr;
+
+/// One rank of a group that computes collectives together.
+///
+/// Every rank makes the same calls in the same order, each on a stream of its own device. A call checks its arguments,
+/// enqueues one kernel and returns; when the kernel has finished on the stream *without error*, the output is complete
+/// and the input may be overwritten. Calls of one domain are in order, also across streams.
+///
+/// A wait that its peers do not end in [`Settings::timeout`] ends the kernel on every rank: the next call, or
+/// [`status`](Self::status), returns [`Error::Timeout`] with the missing ranks, and from then on calls return
+/// [`Error::Poisoned`]. Results of the failed call are unspecified, and whether peers finished it is unknown.
+#[derive(Debug)]
+pub struct Communicator<B: Backend> {
+    group: Arc<Group<B>>,
+    rank: usize,
+    module: B::Module,
+    settings: Settings,
+    /// Parameters that do not change from call to call.
+    params: GroupParams,
+    /// The stream that each domain was last used on.
+    streams: [Option<B::Stream>; NUM_BARRIER_DOMAINS],
+    /// Calls of `alloc` made.
+    allocations: u64,
+    /// Where this rank's symmetric buffers lie, for the raw layer.
+    symmetric: Vec<Region<B>>,
+    /// The first fault, once it has been told to the user.
+    poison: OnceLock<Error>,
+}
+
+/// Addresses of a symmetric buffer on this rank.
+#[derive(Debug)]
+struct Region<B: Backend> {
+    start: u64,
+    bytes: u64,
+    buffer: Weak<Symmetric<B>>,
+}
+
+impl<B: Backend> Communicator<B> {
+    /// One communicator for each device, rank by rank, all in this process, with settings from the environment.
+    ///
+    /// # Errors
+    /// As [`Builder::all_local`].
+    pub fn all_local(devices: &[B::Device]) -> Result<Vec<Self>> {
+        Self::builder().all_local(devices)
+    }
+
+    /// Options for creating communicators.
+    pub fn builder() -> Builder<B> {
+        Builder::new()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks in the group.
+    pub fn world_size(&self) -> usize {
+        self.group.members.len()
+    }
+
+    /// This rank's device.
+    pub fn device(&self) -> &B::Device {
+        &self.group.members[self.rank].device
+    }
+
+    /// The settings that all ranks agreed on.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// This rank's Signal.
+    pub fn signal(&self) -> SignalPtr {
+        // SAFETY: the address is of memory that the builder has initialised and that the group keeps alive.
+        unsafe { Signal::unsafe_ptr_from(self.params.base[self.rank]) }
+    }
+
+    /// Allocates `len` elements of symmetric memory, which peers read in place, with unspecified content.
+    ///
+    /// Collective: every rank makes the same `alloc` calls in the same order. In one process it never waits: whichever
+    /// rank comes first allocates for all.
+    ///
+    /// # Errors
+    /// [`ApiMisuse::UnequalAlloc`], [`ApiMisuse::TooLarge`]; errors of the driver.
+    pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<DeviceBuffer<B, T>> {
+        let bytes = allocation_bytes::<T>(len)?;
+        let buffer = symmetric::allocate(&self.group, self.rank, self.allocations, bytes)?;
+        self.allocations += 1;
+        self.symmetric.retain(|region| region.buffer.strong_count() > 0);
+        self.symmetric.push(Region {
+            start: B::address(buffer.memory(self.rank)),
+            bytes: bytes as u64,
+            buffer: Arc::downgrade(&buffer),
+        });
+        Ok(DeviceBuffer::of_symmetric(buffer, self.rank, len))
+    }
+
+    /// Enqueues an all-reduce: `output` becomes the reduction of all ranks' `input`, with the same bits on every rank.
+    ///
+    /// # Errors
+    /// [`ApiMisuse`] before anything is enqueued; [`Error::Timeout`], [`Error::Aborted`] or [`Error::Poisoned`] of an
+    /// earlier call; errors of the driver.
+    pub fn all_reduce<'a, T: Element>(
+        &mut self,
+        stream: &B::Stream,
+        input: impl Into<Slice<'a, B, T>>,
+        output: impl Into<SliceMut<'a, B, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.with(CallOptions::default()).all_reduce(stream, input, output, op)
+    }
+
+    /// Enqueues an all-reduce that overwrites its input.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn all_reduce_in_place<'a, T: Element>(
+        &mut self,
+        stream: &B::Stream,
+        buffer: impl Into<SliceMut<'a, B, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.with(CallOptions::default()).all_reduce_in_place(stream, buffer, op)
+    }
+
+    /// Enqueues a barrier: work behind it on any rank's stream starts after the work before it on every rank's.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn barrier(&mut self, stream: &B::Stream) -> Result<()> {
+        self.with(CallOptions::default()).barrier(stream)
+    }
+
+    /// A call with options of its own. Every rank must pass the same ones.
+    pub fn with(&mut self, options: CallOptions) -> Call<'_, B> {
+        Call::new(self, options)
+    }
+
+    /// The plan of an all-reduce of `count` elements that is called without options: the same on every rank.
+    pub fn plan(&self, count: usize, dtype: Dtype) -> Plan {
+        self.plan_with(&CallOptions::default(), count, dtype)
+    }
+
+    /// The fault that this rank's kernels have reported, if any; read from host memory, without a driver call.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Aborted`].
+    pub fn status(&self) -> Result<()> {
+        if let Some(fault) = self.poison.get() {
+            return Err(fault.clone());
+        }
+        let host = &self.group.members[self.rank].host;
+        match host.fault(self.rank, self.settings.timeout)? {
+            None => Ok(()),
+            Some(fault) => Err(self.poison.get_or_init(|| fault).clone()),
+        }
+    }
+
+    /// Waits for everything enqueued on `stream`, then returns the [`status`](Self::status). Bounded: every wait inside
+    /// a kernel ends at its deadline.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Aborted`]; errors of the driver.
+    pub fn wait(&self, stream: &B::Stream) -> Result<()> {
+        B::synchronize(stream)?;
+        self.status()
+    }
+
+    /// A handle that ends this rank's waits from another thread.
+    pub fn abort_handle(&self) -> AbortHandle<B> {
+        AbortHandle { host: self.group.members[self.rank].host.clone() }
+    }
+
+    /// Presets every barrier counter, to test that their wrap is harmless. Call it on every rank with the same value,
+    /// before any collective.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    #[doc(hidden)]
+    pub fn preset_counters(&mut self, value: u32) -> Result<()> {
+        let member = &self.group.members[self.rank];
+        let counters = offset_of!(Signal, lamport_state);
+        let lines = (CONTROL_OFFSET + offset_of!(Control, line_counter))..(CONTROL_OFFSET + CONTROL_BYTES);
+        B::fill(&member.service, &member.memory, 0, counters, value)?;
+        B::fill(&member.service, &member.memory, lines.start, lines.len(), value)?;
+        B::synchronize(&member.service)
+    }
+
+    fn new(group: Arc<Group<B>>, rank: usize, module: B::Module, settings: Settings, deadline_ticks: u64) -> Self {
+        let mut params = GroupParams {
+            host_control: B::address(group.members[rank].host.memory()),
+            deadline_ticks,
+            rank: rank as u32,
+            world: group.members.len() as u32,
+            ..GroupParams::zeroed()
+        };
+        for (base, address) in params.base.iter_mut().zip(group.bases()) {
+            *base = address;
+        }
+        Communicator {
+            group,
+            rank,
+            module,
+            settings,
+            params,
+            streams: Default::default(),
+            allocations: 0,
+            symmetric: Vec::new(),
+            poison: OnceLock::new(),
+        }
+    }
+
+    /// The parameters of a call on `domain`: with its share of the scratch.
+    fn group_params(&self, domain: u32) -> GroupParams {
+        let shares = if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 };
+        // A multiple of 128, the GPUs' cache line, so that shares do not meet in one.
+        let share = (self.settings.scratch_bytes as u64 / shares) & !127;
+        let offset = SCRATCH_OFFSET as u64 + share * u64::from(domain);
+        GroupParams { domain, scratch_offset: offset, scratch_bytes: share, ..self.params }
+    }
+
+    /// Fails once there is a fault: with the fault itself if the user has not been told yet, then with
+    /// [`Error::Poisoned`].
+    fn check_poison(&self) -> Result<()> {
+        match self.poison.get() {
+            Some(cause) => Err(Error::Poisoned { cause: Box::new(cause.clone()) }),
+            None => self.status(),
+        }
+    }
+
+    /// Makes `stream` the stream of `domain`, ordered behind the domain's last call (P11).
+    fn take_stream(&mut self, domain: u32, stream: &B::Stream) -> Result<()> {
+        let last = &self.streams[domain as usize];
+        if last.as_ref().is_some_and(|last| B::stream_id(last) == B::stream_id(stream)) {
+            return Ok(());
+        }
+        let device = B::stream_device(stream);
+        if device != *self.device() {
+            return Err(self.wrong_device("stream", &device));
+        }
+        if let Some(last) = last {
+            if B::is_capturing(last)? {
+                return Err(ApiMisuse::BusyDomain(domain).into());
+            }
+            if B::is_capturing(stream)? {
+                if !B::is_idle(last)? {
+                    return Err(ApiMisuse::BusyDomain(domain).into());
+                }
+                self.group.use_stream(self.rank, domain, stream)?;
+            } else {
+                self.group.use_stream(self.rank, domain, stream)?;
+                B::wait(stream, &B::record(last)?)?;
+            }
+        } else {
+            self.group.use_stream(self.rank, domain, stream)?;
+        }
+        self.streams[domain as usize] = Some(stream.clone());
+        Ok(())
+    }
+
+    fn wrong_device(&self, what: &'static str, found: &B::Device) -> Error {
+        let name = |device| B::describe(device).name;
+        ApiMisuse::WrongDevice { what, found: name(found), expected: name(self.device()) }.into()
+    }
+
+    fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
+        let settings = &self.settings;
+        let table = plan::all_reduce(self.group.family, self.world_size(), count, dtype);
+        let threads =
+            options.threads.or(settings.threads).unwrap_or(table.threads.min(self.group.budget.max_threads()));
+        let asked = options.blocks.or(settings.blocks);
+        Plan {
+            algorithm: options.algorithm.or(settings.algorithm).unwrap_or(table.algorithm),
+            // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
+            blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
+            threads,
+        }
+    }
+
+    fn check_grid(&self, blocks: u32, threads: u32) -> Result<()> {
+        let limit = self.group.budget.max_threads();
+        if threads == 0 || threads > limit {
+            return Err(ApiMisuse::Threads { threads, limit }.into());
+        }
+        let budget = self.group.budget.blocks(threads);
+        if blocks == 0 || blocks > budget {
+            return Err(ApiMisuse::Grid { blocks, budget }.into());
+        }
+        Ok(())
+    }
+
+    /// The symmetric buffer of this rank that holds `bytes` at `address`.
+    fn find_symmetric(&self, address: u64, bytes: u64) -> Option<Arc<Symmetric<B>>> {
+        self.symmetric
+            .iter()
+            .find(|r| address >= r.start && address - r.start <= r.bytes && bytes <= r.bytes - (address - r.start))
+            .and_then(|region| region.buffer.upgrade())
+    }
+}
+
+impl<B: Backend> Drop for Communicator<B> {
+    fn drop(&mut self) {
+        self.group.leave(self.rank);
+    }
+}

@@ -1,0 +1,196 @@
+//! What a user may set. Every setting that ranks must share is compared when a communicator is created (P4).
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::error::{ApiMisuse, Result};
+use crate::kernel::Algorithm;
+
+/// Settings of one rank. [`Default`] gives the defaults; [`from_env`](Self::from_env) the environment's.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// `SIGNAL_TIMEOUT`, in seconds: the longest wait at one barrier. Default 300 s: it must exceed every legitimate skew
+    /// between ranks, such as one rank compiling kernels while the others wait.
+    pub timeout: Duration,
+    /// `SIGNAL_SCRATCH`, in bytes with an optional K, M or G: peer-visible scratch of each rank. Default 64 MiB.
+    pub scratch_bytes: usize,
+    /// `SIGNAL_DOMAINS`, 0 or 1: allow domains above 0. Each domain then has an eighth of the scratch.
+    pub domains: bool,
+    /// `SIGNAL_ALGO`: use this algorithm for every call that does not choose one.
+    pub algorithm: Option<Algorithm>,
+    /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
+    pub blocks: Option<u32>,
+    /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
+    pub threads: Option<u32>,
+}
+
+impl Settings {
+    /// Least [`scratch_bytes`](Self::scratch_bytes): 8 KiB for each domain.
+    pub const MIN_SCRATCH_BYTES: usize = 64 << 10;
+
+    /// The defaults, overridden by the `SIGNAL_*` variables that are set.
+    ///
+    /// # Errors
+    /// [`ApiMisuse::Setting`] with the variable's name.
+    pub fn from_env() -> Result<Self> {
+        Self::parse(|name| std::env::var(name).ok())
+    }
+
+    fn parse(get: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+        let mut settings = Settings::default();
+        let value = |name| get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        if let Some(v) = value("SIGNAL_TIMEOUT") {
+            settings.timeout = v
+                .parse()
+                .ok()
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .ok_or_else(|| bad("SIGNAL_TIMEOUT", &v, "a number of seconds is needed"))?;
+        }
+        if let Some(v) = value("SIGNAL_SCRATCH") {
+            settings.scratch_bytes =
+                parse_bytes(&v).ok_or_else(|| bad("SIGNAL_SCRATCH", &v, "bytes are needed, such as 64M"))?;
+        }
+        if let Some(v) = value("SIGNAL_DOMAINS") {
+            settings.domains = match v.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => return Err(bad("SIGNAL_DOMAINS", &v, "0 or 1 is needed").into()),
+            };
+        }
+        if let Some(v) = value("SIGNAL_ALGO").filter(|v| v != "auto") {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            let algorithm = Algorithm::from_name(&v);
+            settings.algorithm =
+                Some(algorithm.ok_or_else(|| bad("SIGNAL_ALGO", &v, &format!("auto, {names} are known")))?);
+        }
+        for (name, setting) in [("SIGNAL_BLOCKS", &mut settings.blocks), ("SIGNAL_THREADS", &mut settings.threads)] {
+            if let Some(v) = value(name) {
+                let number = v.parse().map_err(|_| bad(name, &v, "a positive number is needed"))?;
+                *setting = Some(number);
+            }
+        }
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// Checks each value by itself.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if self.timeout < Duration::from_millis(1) {
+            let value = format!("{:?}", self.timeout);
+            return Err(bad("SIGNAL_TIMEOUT", &value, "at least one millisecond is needed").into());
+        }
+        if self.timeout > Duration::from_secs(1 << 32) {
+            let value = format!("{:?}", self.timeout);
+            return Err(bad("SIGNAL_TIMEOUT", &value, "at most 136 years are possible").into());
+        }
+        if self.scratch_bytes < Self::MIN_SCRATCH_BYTES || self.scratch_bytes > isize::MAX as usize / 2 {
+            let why = format!("at least {} bytes are needed", Self::MIN_SCRATCH_BYTES);
+            return Err(bad("SIGNAL_SCRATCH", &self.scratch_bytes.to_string(), &why).into());
+        }
+        for (name, value) in [("SIGNAL_BLOCKS", self.blocks), ("SIGNAL_THREADS", self.threads)] {
+            if value == Some(0) {
+                return Err(bad(name, "0", "a positive number is needed").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The settings by name, for comparison between ranks.
+    pub(crate) fn entries(&self) -> [(&'static str, String); 6] {
+        let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
+        [
+            ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
+            ("SIGNAL_SCRATCH", self.scratch_bytes.to_string()),
+            ("SIGNAL_DOMAINS", u32::from(self.domains).to_string()),
+            ("SIGNAL_ALGO", self.algorithm.map_or("auto", Algorithm::name).to_owned()),
+            ("SIGNAL_BLOCKS", number(self.blocks)),
+            ("SIGNAL_THREADS", number(self.threads)),
+        ]
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            timeout: Duration::from_secs(300),
+            scratch_bytes: 64 << 20,
+            domains: false,
+            algorithm: None,
+            blocks: None,
+            threads: None,
+        }
+    }
+}
+
+/// Parses a number of bytes with an optional binary suffix K, M or G.
+pub fn parse_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: usize = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => 1 << 20,
+        "G" | "GB" | "GIB" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+fn bad(name: &'static str, value: &str, why: &str) -> ApiMisuse {
+    ApiMisuse::Setting { name, value: value.to_owned(), why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<Settings> {
+        Settings::parse(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn the_environment_overrides_the_defaults() {
+        assert_eq!(parse(&[]), Ok(Settings::default()));
+        let settings = parse(&[
+            ("SIGNAL_TIMEOUT", "0.25"),
+            ("SIGNAL_SCRATCH", "2M"),
+            ("SIGNAL_DOMAINS", "1"),
+            ("SIGNAL_ALGO", "two-stage"),
+            ("SIGNAL_BLOCKS", "3"),
+            ("SIGNAL_THREADS", " 4 "),
+        ]);
+        let expected = Settings {
+            timeout: Duration::from_millis(250),
+            scratch_bytes: 2 << 20,
+            domains: true,
+            algorithm: Some(Algorithm::TwoStage),
+            blocks: Some(3),
+            threads: Some(4),
+        };
+        assert_eq!(settings, Ok(expected));
+        assert_eq!(parse(&[("SIGNAL_ALGO", "auto")]), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (name, value) in [
+            ("SIGNAL_TIMEOUT", "soon"),
+            ("SIGNAL_TIMEOUT", "-1"),
+            ("SIGNAL_TIMEOUT", "0"),
+            ("SIGNAL_TIMEOUT", "nan"),
+            ("SIGNAL_TIMEOUT", "1e18"),
+            ("SIGNAL_SCRATCH", "1K"),
+            ("SIGNAL_SCRATCH", "64Q"),
+            ("SIGNAL_SCRATCH", "99999999999G"),
+            ("SIGNAL_DOMAINS", "yes"),
+            ("SIGNAL_ALGO", "ring"),
+            ("SIGNAL_BLOCKS", "0"),
+            ("SIGNAL_THREADS", "-4"),
+        ] {
+            match parse(&[(name, value)]) {
+                Err(crate::Error::ApiMisuse(ApiMisuse::Setting { name: found, .. })) => assert_eq!(found, name),
+                other => panic!("{name}={value} gave {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Devices: enumerated once, their primary context retained at first use.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use signal_core::error::{ApiMisuse, Result, Unavailable};
+use signal_core::{DeviceFamily, DeviceInfo};
+
+use crate::driver::{Current, Driver, check, unavailable};
+use crate::memory::Cemetery;
+use crate::module::Module;
+use crate::stream::Slots;
+
+/// Most threads in a block of any kernel: `kMaxBlockThreads` in `kernels/cuda/platform.h`.
+const MAX_BLOCK_THREADS: u32 = 512;
+
+/// The kernel image that the build embedded.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaImage {
+    /// A fat binary; empty if the build had no compiler.
+    pub bytes: &'static [u8],
+    /// The architectures that it holds code for: `sm_90` machine code, `compute_90` PTX.
+    pub archs: &'static [&'static str],
+    /// Of sources, flags and compiler.
+    pub fingerprint: u64,
+    /// What the build was missing.
+    pub missing: &'static str,
+}
+
+/// The opened driver, with an image.
+#[derive(Clone, Debug)]
+pub struct Cuda {
+    driver: Driver,
+    devices: Arc<[Device]>,
+}
+
+impl Cuda {
+    /// Opens the driver with an image.
+    ///
+    /// # Errors
+    /// [`Error::Image`](signal_core::Error::Image) without an image;
+    /// [`Error::Unavailable`](signal_core::Error::Unavailable) without libcuda, with one that is too old, or without a
+    /// device; errors of the driver.
+    pub fn open(image: CudaImage) -> Result<Self> {
+        if image.bytes.is_empty() {
+            let missing = image.missing.to_owned();
+            return Err(signal_core::error::Image::Missing { target: "cuda", missing }.into());
+        }
+        let driver = Driver::open()?;
+        let mut count = 0;
+        // SAFETY: writes one integer, which outlives the call.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+        let devices = (0..count).map(|i| Device::open(driver, image, i)).collect::<Result<Vec<_>>>()?;
+        if devices.is_empty() {
+            return Err(unavailable(Unavailable::NoDevice("the driver reports none".to_owned())));
+        }
+        Ok(Cuda { driver, devices: devices.into() })
+    }
+
+    /// The driver's CUDA version: 13000 for 13.0.
+    pub fn driver_version(&self) -> i32 {
+        self.driver.version
+    }
+
+    pub(crate) fn all_devices(&self) -> Vec<Device> {
+        self.devices.to_vec()
+    }
+}
+
+/// A CUDA device.
+#[derive(Clone)]
+pub struct Device(Arc<DeviceInner>);
+
+struct DeviceInner {
+    driver: Driver,
+    image: CudaImage,
+    handle: CUdevice,
+    info: DeviceInfo,
+    /// Compute capability.
+    capability: (u32, u32),
+    context: OnceLock<Context>,
+    module: Mutex<Option<Module>>,
+    slots: Slots,
+    cemetery: Cemetery,
+}
+
+/// A primary context, retained for the rest of the program: releasing it would pull memory from under other users.
+#[derive(Clone, Copy)]
+struct Context(CUcontext);
+
+// SAFETY: contexts may be used from any thread; the driver serialises what must be.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Device {
+    fn open(driver: Driver, image: CudaImage, ordinal: c_int) -> Result<Device> {
+        let mut handle = 0;
+        // SAFETY: writes one integer, which outlives the call.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut handle, ordinal) })?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one integer, which outlives the call.
+            let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, handle) };
+            check("cuDeviceGetAttribute", result).map(|()| value as u32)
+        };
+        let mut memory_bytes = 0usize;
+        // SAFETY: writes one integer, which outlives the call.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory_bytes, handle) })?;
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes one UUID, which outlives the call.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, handle) })?;
+        let hex: Vec<String> = uuid.bytes.iter().map(|&b| format!("{:02x}", b as u8)).collect();
+        let part = |range: std::ops::Range<usize>| hex[range].concat();
+        let uuid = format!("GPU-{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16));
+
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let info = DeviceInfo {
+            // SAFETY: the call writes at most `len` bytes, a null among them.
+            name: text("cuDeviceGetName", |at, len| unsafe { sys::cuDeviceGetName(at, len, handle) })?,
+            uuid,
+            // SAFETY: as above.
+            pci: Some(text("cuDeviceGetPCIBusId", |at, len| unsafe { sys::cuDeviceGetPCIBusId(at, len, handle) })?),
+            arch: format!("sm_{}{}", capability.0, capability.1),
+            family: DeviceFamily::Nvidia,
+            memory_bytes: memory_bytes as u64,
+            compute_units: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            clock_hz: 1_000_000_000, // %globaltimer counts nanoseconds
+            max_block_threads: MAX_BLOCK_THREADS,
+        };
+        Ok(Device(Arc::new(DeviceInner {
+            driver,
+            image,
+            handle,
+            info,
+            capability,
+            context: OnceLock::new(),
+            module: Mutex::new(None),
+            slots: Slots::default(),
+            cemetery: Cemetery::default(),
+        })))
+    }
+
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.0.driver
+    }
+
+    pub(crate) fn image(&self) -> &CudaImage {
+        &self.0.image
+    }
+
+    pub(crate) fn handle(&self) -> CUdevice {
+        self.0.handle
+    }
+
+    pub(crate) fn capability(&self) -> (u32, u32) {
+        self.0.capability
+    }
+
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.0.slots
+    }
+
+    pub(crate) fn cemetery(&self) -> &Cemetery {
+        &self.0.cemetery
+    }
+
+    pub(crate) fn context(&self) -> Result<CUcontext> {
+        if let Some(context) = self.0.context.get() {
+            return Ok(context.0);
+        }
+        let mut context: CUcontext = std::ptr::null_mut();
+        // SAFETY: writes one pointer, which outlives the call. Two threads may both retain: one count too many of a
+        // context that is never released.
+        let result = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, self.0.handle) };
+        check("cuDevicePrimaryCtxRetain", result)?;
+        Ok(self.0.context.get_or_init(|| Context(context)).0)
+    }
+
+    /// Makes this device's context current while the guard lives.
+    pub(crate) fn enter(&self) -> Result<Current> {
+        Current::enter(self.context()?)
+    }
+
+    /// The image on this device, loaded once.
+    pub(crate) fn module(&self) -> Result<Module> {
+        let mut module = self.0.module.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = &*module {
+            return Ok(module.clone());
+        }
+        Ok(module.insert(Module::load(self)?).clone())
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.info.uuid == other.0.info.uuid
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.0.info.name, self.0.info.uuid)
+    }
+}
+
+/// With blocking launches the first rank's kernel would wait, inside its launch, for ranks that the same thread has yet
+/// to launch.
+pub(crate) fn check_local_group(devices: &[Device]) -> Result<()> {
+    let blocking = std::env::var("CUDA_LAUNCH_BLOCKING").ok().filter(|v| v != "0" && !v.is_empty());
+    match blocking {
+        Some(value) if devices.len() > 1 => {
+            let why = "several ranks of one process need launches that return at once; unset it".to_owned();
+            Err(ApiMisuse::Setting { name: "CUDA_LAUNCH_BLOCKING", value, why }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn text(call: &'static str, fill: impl FnOnce(*mut std::ffi::c_char, c_int) -> sys::CUresult) -> Result<String> {
+    let mut bytes = [0 as std::ffi::c_char; 128];
+    check(call, fill(bytes.as_mut_ptr(), bytes.len() as c_int - 1))?;
+    // SAFETY: the last byte is null in any case.
+    Ok(unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned())
+}

@@ -1,0 +1,157 @@
+//! The kernel image, loaded on one device.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUlaunchConfig, CUmodule, CUresult};
+use signal_core::error::{Error, Image, Result};
+use signal_core::{Kernel, Launch};
+
+use crate::Cuda;
+use crate::device::Device;
+use crate::driver::check;
+use crate::stream::Stream;
+
+/// The image on one device, every kernel of it loaded. Stays loaded for the rest of the program.
+#[derive(Clone, Debug)]
+pub struct Module(Arc<ModuleInner>);
+
+#[derive(Debug)]
+struct ModuleInner {
+    device: Device,
+    functions: [CUfunction; Kernel::COUNT],
+    code: Code,
+}
+
+/// What code the driver took from the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// Architecture of the machine code: 90 for sm_90.
+    pub binary: u32,
+    /// Architecture of the PTX that the source was compiled for: the machine code's own, or an older one if the driver
+    /// compiled it from PTX.
+    pub virtual_arch: u32,
+}
+
+// SAFETY: functions may be used from any thread; the driver serialises what must be.
+unsafe impl Send for ModuleInner {}
+// SAFETY: as above.
+unsafe impl Sync for ModuleInner {}
+
+impl Module {
+    pub(crate) fn load(device: &Device) -> Result<Module> {
+        let image = device.image();
+        let unfit =
+            || Error::from(Image::Arch { available: image.archs.join(", "), device: device.info().arch.clone() });
+        if !image.archs.iter().any(|arch| runs_on(arch, device.capability())) {
+            return Err(unfit());
+        }
+        let _current = device.enter()?;
+        let mut module: CUmodule = std::ptr::null_mut();
+        let null = std::ptr::null_mut::<std::ffi::c_void>();
+        // SAFETY: the image is a whole fat binary, which carries its own length; the output outlives the call.
+        let result = unsafe {
+            sys::cuModuleLoadDataEx(&raw mut module, image.bytes.as_ptr().cast(), 0, null.cast(), null.cast())
+        };
+        if matches!(result, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
+            return Err(unfit());
+        }
+        check("cuModuleLoadDataEx", result)?;
+
+        let mut functions: [CUfunction; Kernel::COUNT] = [std::ptr::null_mut(); Kernel::COUNT];
+        for (function, name) in functions.iter_mut().zip(Kernel::names()) {
+            let missing = || Error::from(Image::Kernel { target: "cuda", kernel: (*name).to_owned() });
+            let entry = CString::new(*name).map_err(|_| missing())?;
+            // SAFETY: the module is loaded, the name ends with a null, the output outlives the call.
+            match unsafe { sys::cuModuleGetFunction(function, module, entry.as_ptr()) } {
+                CUresult::CUDA_ERROR_NOT_FOUND => return Err(missing()),
+                result => check("cuModuleGetFunction", result)?,
+            }
+            // Now: a kernel that loaded at its first launch could wait for one that spins.
+            device.driver().load_function(*function)?;
+        }
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the function is loaded; the output outlives the call.
+            let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, functions[0]) };
+            check("cuFuncGetAttribute", result).map(|()| value as u32)
+        };
+        let code = Code {
+            binary: attribute(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+            virtual_arch: attribute(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
+        };
+        tracing::debug!(device = ?device, ?code, "loaded the kernel image");
+        Ok(Module(Arc::new(ModuleInner { device: device.clone(), functions, code })))
+    }
+
+    /// What code the driver took from the image.
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.0.device.image().fingerprint
+    }
+
+    pub(crate) fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
+        let _current = self.0.device.enter()?;
+        let function = self.0.functions[kernel.index()];
+        let mut blocks = 0;
+        // SAFETY: the function is loaded; the output outlives the call.
+        let result =
+            unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads as i32, 0) };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
+        Ok(blocks as u32 * self.0.device.info().compute_units)
+    }
+
+    /// # Safety
+    /// As [`Backend::launch`](signal_core::Backend::launch).
+    pub(crate) unsafe fn launch(&self, stream: &Stream, launch: &Launch<'_, Cuda>) -> Result<()> {
+        let _current = self.0.device.enter()?;
+        stream.keep(launch.uses)?;
+        let mut arguments = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        let config = CUlaunchConfig {
+            gridDimX: launch.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream.raw(),
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let function = self.0.functions[launch.kernel.index()];
+        // SAFETY: the function takes one struct, whose bytes the caller promises; the driver copies it and does not
+        // write through the pointer. Stream and function are alive and of one context.
+        let result =
+            unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) };
+        check("cuLaunchKernelEx", result)
+    }
+}
+
+/// Machine code runs on later minor versions of its major version, PTX on everything later.
+fn runs_on(arch: &str, (major, minor): (u32, u32)) -> bool {
+    let parse = |digits: &str| digits.parse().ok().map(|n: u32| (n / 10, n % 10));
+    let machine = |digits| parse(digits).is_some_and(|(m, n)| m == major && n <= minor);
+    let ptx = |digits| parse(digits).is_some_and(|code| code <= (major, minor));
+    arch.strip_prefix("sm_").is_some_and(machine) || arch.strip_prefix("compute_").is_some_and(ptx)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_runs_where_the_vendor_says() {
+        assert!(runs_on("sm_80", (8, 6)));
+        assert!(!runs_on("sm_86", (8, 0)));
+        assert!(!runs_on("sm_80", (9, 0)));
+        assert!(runs_on("compute_90", (10, 3)));
+        assert!(runs_on("compute_90", (9, 0)));
+        assert!(!runs_on("compute_90", (8, 9)));
+        assert!(runs_on("sm_100", (10, 3)));
+        assert!(!runs_on("gfx942", (9, 0)));
+    }
+}

@@ -1,0 +1,232 @@
+//! Buffers: page-aligned memory with a reference count, and checked parts of them for the copies.
+//!
+//! Streams, peers' kernels and the host touch the same bytes, ordered by the protocol or by the caller's streams and
+//! events, so only raw pointers to them are ever formed. Where a caller orders two copies by nothing, the bytes are
+//! unspecified, as on any device, and ThreadSanitizer reports it.
+
+use std::alloc::{self, Layout};
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use signal_core::backend::MemoryKind;
+use signal_core::error::{ApiMisuse, Error, Result};
+
+use crate::device::Device;
+use crate::sync::Shared;
+
+/// Alignment of every buffer, that of a page.
+const ALIGN: usize = 4096;
+/// Linux's number for "cannot allocate memory".
+const ENOMEM: i32 = 12;
+/// Bytes a fill copies at a time: the source stays in the first-level cache.
+const FILL_CHUNK: usize = 16 << 10;
+
+/// A reference-counted allocation. Freed with the last handle, of which enqueued work holds its own.
+#[derive(Clone)]
+pub struct Buffer(Shared<Allocation>);
+
+struct Allocation {
+    device: Device,
+    kind: MemoryKind,
+    bytes: usize,
+    /// First aligned byte.
+    start: NonNull<u8>,
+    /// What the allocator returned, and how it was asked.
+    raw: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the pointers stand for memory that this value owns. It is read and written through raw pointers by work whose
+// order the callers establish; the fields themselves never change.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Buffer {
+    pub(crate) fn allocate(device: &Device, bytes: usize, kind: MemoryKind) -> Result<Self> {
+        if bytes == 0 {
+            return Err(ApiMisuse::BufferTooSmall { found: 0, needed: 1 }.into());
+        }
+        let refused =
+            || Error::Driver { code: ENOMEM, name: format!("cannot allocate {bytes} bytes"), call: "alloc_zeroed" };
+        // A system that overcommits would grant it, and kill the process when it is used.
+        let memory = device.host().memory_bytes;
+        if memory != 0 && bytes as u64 > memory {
+            return Err(refused());
+        }
+        // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
+        // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
+        let padded = bytes.checked_add(ALIGN - 16).ok_or_else(refused)?;
+        let layout = Layout::from_size_align(padded, 16).map_err(|_| refused())?;
+        // SAFETY: the layout's size is not 0.
+        let raw = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
+        let skip = raw.as_ptr().align_offset(ALIGN);
+        // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead,
+        // which is what the allocation has beyond `bytes`.
+        let start = unsafe { raw.add(skip) };
+        device.host().count_in(bytes);
+        Ok(Buffer(Shared::new(Allocation { device: device.clone(), kind, bytes, start, raw, layout })))
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        // Kernels and peers reach the memory through this number.
+        self.0.start.as_ptr().expose_provenance() as u64
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    pub(crate) fn host_pointer(&self) -> Option<NonNull<u8>> {
+        (self.0.kind == MemoryKind::HostMapped).then_some(self.0.start)
+    }
+
+    /// A part of a buffer of `device`, or why there is none.
+    pub(crate) fn part(&self, device: &Device, offset: usize, bytes: usize) -> Result<Part> {
+        device.check("buffer", self.device())?;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes() => Ok(Part { buffer: self.clone(), offset, bytes }),
+            end => {
+                let end = end.unwrap_or(usize::MAX);
+                Err(ApiMisuse::Range { start: offset, end, len: self.bytes() }.into())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("device", &self.0.device)
+            .field("kind", &self.0.kind)
+            .field("bytes", &self.0.bytes)
+            .field("address", &self.0.start)
+            .finish()
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.device.host().count_out(self.bytes);
+        // SAFETY: `raw` and `layout` are those of the allocation. The last handle is gone, `Shared` ordered this behind
+        // all uses through other handles, and work holds a handle until it has completed.
+        unsafe { alloc::dealloc(self.raw.as_ptr(), self.layout) };
+    }
+}
+
+/// Bytes that are known to lie within a buffer, which it keeps alive.
+#[derive(Debug)]
+pub(crate) struct Part {
+    buffer: Buffer,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Part {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `Buffer::part` checked that the offset lies within the allocation.
+        unsafe { self.buffer.0.start.as_ptr().add(self.offset) }
+    }
+
+    /// Writes as much of `source` as fits.
+    pub(crate) fn write(&self, source: &[u8]) {
+        // SAFETY: `bytes` lie behind `start` in a live allocation; a Rust slice never overlaps memory to which no
+        // reference is formed. The caller of the copy orders other accesses (see the head of this file).
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), self.start(), source.len().min(self.bytes)) };
+    }
+
+    /// Copies the part out.
+    ///
+    /// # Safety
+    /// `target` has room for [`bytes`](Self::bytes) and nobody else touches it meanwhile.
+    pub(crate) unsafe fn read(&self, target: *mut u8) {
+        // SAFETY: `bytes` lie behind `start` in a live allocation, the caller answers for `target`, and the two cannot
+        // overlap, as the target is exclusive to the caller.
+        unsafe { ptr::copy_nonoverlapping(self.start(), target, self.bytes) };
+    }
+
+    /// Copies from another part, which may overlap, as much as fits.
+    pub(crate) fn copy_from(&self, source: &Part) {
+        // SAFETY: both lie within live allocations, and `copy` allows overlap.
+        unsafe { ptr::copy(source.start(), self.start(), source.bytes.min(self.bytes)) };
+    }
+
+    /// Fills with a word, starting with its first byte.
+    pub(crate) fn fill(&self, word: u32) {
+        let (start, bytes) = (self.start(), self.bytes);
+        let mut done = bytes.min(4);
+        self.write(&word.to_ne_bytes());
+        while done < bytes {
+            // What is done is a multiple of the word, so its beginning continues the pattern.
+            let more = done.min(bytes - done).min(FILL_CHUNK);
+            // SAFETY: `done + more` stays within `bytes` behind `start`, in a live allocation; the source ends at
+            // `more`, at or before `done`, where the target begins.
+            unsafe { ptr::copy_nonoverlapping(start, start.add(done), more) };
+            done += more;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Host;
+    use crate::testing::{first_device, host};
+    use signal_core::backend::Backend;
+
+    #[test]
+    fn buffers_are_aligned_zero_and_counted() {
+        let host = host();
+        let device = host.devices().unwrap().remove(0);
+        for bytes in [1, 15, 4096, 100_001, 3 << 20] {
+            let buffer = Host::allocate(&device, bytes, MemoryKind::HostMapped).unwrap();
+            assert_eq!(Host::address(&buffer) % 4096, 0);
+            assert_eq!(Host::bytes(&buffer), bytes);
+            assert_eq!(host.allocated_bytes(), bytes);
+            let first = Host::host_pointer(&buffer).unwrap();
+            assert_eq!(first.as_ptr() as u64, Host::address(&buffer));
+            let all = buffer.part(&device, 0, bytes).unwrap();
+            let mut seen = vec![1; bytes];
+            // SAFETY: the vector has that length.
+            unsafe { all.read(seen.as_mut_ptr()) };
+            assert!(seen.iter().all(|b| *b == 0));
+            all.write(&vec![7; bytes]);
+        }
+        assert_eq!(host.allocated_bytes(), 0);
+        for kind in [MemoryKind::Device, MemoryKind::PeerVisible] {
+            assert_eq!(Host::host_pointer(&Host::allocate(&device, 8, kind).unwrap()), None);
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        let allocate = |bytes| Host::allocate(&first_device(), bytes, MemoryKind::Device).unwrap_err();
+        assert_eq!(allocate(0), Error::ApiMisuse(ApiMisuse::BufferTooSmall { found: 0, needed: 1 }));
+        for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(matches!(allocate(bytes), Error::Driver { code: ENOMEM, .. }));
+        }
+    }
+
+    #[test]
+    fn fill_repeats_the_word() {
+        let device = first_device();
+        for words in [0, 1, 2, 3, 1000, FILL_CHUNK / 4 + 1, FILL_CHUNK + 3] {
+            let buffer = Buffer::allocate(&device, words * 4 + 8, MemoryKind::Device).unwrap();
+            buffer.part(&device, 4, words * 4).unwrap().fill(0x8000_0001);
+            let mut seen = vec![0; words + 2];
+            // SAFETY: the vector has that length.
+            unsafe { buffer.part(&device, 0, words * 4 + 8).unwrap().read(seen.as_mut_ptr().cast()) };
+            let mut expected = vec![0x8000_0001u32; words + 2];
+            (expected[0], expected[words + 1]) = (0, 0);
+            assert_eq!(seen, expected);
+        }
+    }
+}

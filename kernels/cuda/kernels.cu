@@ -1,0 +1,13 @@
+// The CUDA image: the catalogue's kernels as global functions.
+#include "platform.h"
+
+#include "../signal/all_reduce.h"
+#include "../signal/probe.h"
+
+using namespace signal_comm;
+
+#define SIGNAL_KERNEL(name, Params, ...)                                                                             \
+  extern "C" __global__ void __launch_bounds__(platform::kMaxBlockThreads) name(const __grid_constant__ Params params) { \
+    __VA_ARGS__(params);                                                                                             \
+  }
+#include "../signal/kernels.def"

@@ -1,0 +1,76 @@
+// CUDA as a platform. Each primitive is one line; no vendor intrinsic or assembly stands anywhere else.
+//
+// What the forms cost on sm_80 to sm_100, by ptxas and nvdisasm: a relaxed system load or store is one LDG or STG
+// .STRONG.SYS; st.release.sys adds MEMBAR.ALL.SYS before the store; ld.acquire.sys and fence.acquire.sys add CCTL.IVALL,
+// which drops the multiprocessor's L1.
+#pragma once
+
+#include <stdint.h>
+
+#define SIGNAL_DEVICE __device__ __forceinline__
+#define SIGNAL_UNROLL _Pragma("unroll")
+#define SIGNAL_SHARED(Type, name) __shared__ Type name
+
+namespace signal_comm {
+
+struct alignas(16) Pack;
+struct alignas(16) Line;
+
+namespace platform {
+
+constexpr bool kAlwaysOrdered = false;
+constexpr bool kTestHooks = false;
+constexpr uint32_t kPollsPerCheck = 256;    // a poll of local memory takes about 0.3 us, so a check comes after 80 us
+constexpr uint32_t kMaxBlockThreads = 512;  // 65,536 registers / 512 leaves 128 a thread
+
+SIGNAL_DEVICE uint32_t thread_id() { return threadIdx.x; }
+SIGNAL_DEVICE uint32_t block_id() { return blockIdx.x; }
+SIGNAL_DEVICE uint32_t block_dim() { return blockDim.x; }
+SIGNAL_DEVICE uint32_t grid_dim() { return gridDim.x; }
+
+SIGNAL_DEVICE void relax() {}
+SIGNAL_DEVICE uint64_t clock() { uint64_t t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }  // ns
+
+SIGNAL_DEVICE uint64_t global(const void* p) { return __cvta_generic_to_global(p); }
+
+template <class V> SIGNAL_DEVICE V load(const V* p) { return *p; }
+template <class V> SIGNAL_DEVICE void store(V* p, V v) { *p = v; }
+template <class V> SIGNAL_DEVICE V load_peer(const V* p) { return *static_cast<const volatile V*>(p); }  // not from L1
+
+SIGNAL_DEVICE uint32_t load_relaxed(const uint32_t* p) { uint32_t v; asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global(p)) : "memory"); return v; }
+SIGNAL_DEVICE uint64_t load_relaxed(const uint64_t* p) { uint64_t v; asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory"); return v; }
+SIGNAL_DEVICE void store_relaxed(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(global(p)), "r"(v) : "memory"); }
+SIGNAL_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory"); }
+
+SIGNAL_DEVICE void signal_release(uint32_t* p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(global(p)), "r"(v) : "memory"); }
+SIGNAL_DEVICE void signal_relaxed(uint32_t* p, uint32_t v) { store_relaxed(p, v); }
+SIGNAL_DEVICE void signal_relaxed(Line* p, uint64_t low, uint64_t high) { asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(global(p)), "l"(low), "l"(high) : "memory"); }
+SIGNAL_DEVICE void signal_release(Line* p, uint64_t low, uint64_t high) { asm volatile("fence.acq_rel.sys;" ::: "memory"); signal_relaxed(p, low, high); }
+
+template <class L> SIGNAL_DEVICE L load_line(const L* p) { L l; asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(l.low), "=l"(l.high) : "l"(global(p)) : "memory"); return l; }
+
+#if __CUDA_ARCH__ >= 900
+template <class V> SIGNAL_DEVICE void acquire(const V*) { asm volatile("fence.acquire.sys;" ::: "memory"); }
+#else
+SIGNAL_DEVICE void acquire(const uint32_t* p) { uint32_t v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global(p)) : "memory"); (void)v; }
+SIGNAL_DEVICE void acquire(const uint64_t* p) { uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory"); (void)v; }
+#endif
+
+template <class P> SIGNAL_DEVICE P load_pack(const P* p) { P v; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
+template <class P> SIGNAL_DEVICE P load_pack_peer(const P* p) { P v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
+template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
+
+SIGNAL_DEVICE bool claim(uint32_t* p) { return atomicExch(p, 1u) == 0; }
+
+SIGNAL_DEVICE void release_wave() {}  // a system release is cumulative over the block barrier
+SIGNAL_DEVICE void block_sync() { __syncthreads(); }
+SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
+
+SIGNAL_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
+SIGNAL_DEVICE uint32_t as_bits(float f) { return __float_as_uint(f); }
+SIGNAL_DEVICE float f16_to_f32(uint16_t h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
+SIGNAL_DEVICE uint16_t f32_to_f16(float f) { uint16_t h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+
+}  // namespace platform
+}  // namespace signal_comm

@@ -1,0 +1,47 @@
+// The host image: the catalogue's kernels as functions that one OS thread per device thread runs.
+#include "platform.h"
+
+#include "../signal/all_reduce.h"
+#include "../signal/probe.h"
+
+extern "C" {
+
+using HostKernel = void (*)(const void* params, const HostThread* self);
+
+struct HostEntry {
+  const char* name;
+  HostKernel run;
+};
+
+struct HostImageTable {
+  uint32_t layout_version;
+  uint32_t count;
+  const HostEntry* entries;
+};
+
+}  // extern "C"
+
+namespace signal_comm {
+namespace {
+
+template <class Params, void (*kKernel)(const Params&)>
+void run(const void* params, const HostThread* self) {
+  platform::self = self;
+  kKernel(*static_cast<const Params*>(params));
+}
+
+constexpr HostEntry kEntries[] = {
+#define SIGNAL_KERNEL(name, Params, ...) {#name, run<Params, __VA_ARGS__>},
+#include "../signal/kernels.def"
+#undef SIGNAL_KERNEL
+};
+
+}  // namespace
+}  // namespace signal_comm
+
+extern "C" const HostImageTable signal_host_image;
+extern "C" const HostImageTable signal_host_image = {
+    signal_comm::kLayoutVersion,
+    sizeof(signal_comm::kEntries) / sizeof(signal_comm::kEntries[0]),
+    signal_comm::kEntries,
+};

@@ -1,0 +1,193 @@
+// Barriers among block b of every rank (DESIGN P1 to P3).
+//
+// Both kinds keep a counter of their own per peer and store its value into the peer's memory; the waiter compares for
+// equality. Two sets of words, chosen by the value's lowest bit, because a fast peer can reach barrier k+1 before a slow
+// block has read k; it cannot reach k+2, for which it needs this block's k+1. Equality makes the wrap of u32 harmless.
+#pragma once
+
+#include "wait.h"
+
+namespace signal_comm {
+
+// What a publishing barrier tells the peers: where each of them finds this rank's input. An address is below 2^63.
+struct Place {
+  const uint64_t* view;  // by peer; null when staged
+  uint64_t offset;       // bytes from there
+};
+
+constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address: at the start of this rank's scratch
+
+// Shared by the threads of a block.
+struct BlockShared {
+  uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it
+  uint32_t late[kMaxGpus];    // 1 where the wait for that peer was given up
+};
+
+// The host image alone carries the test hook that holds a rank up behind a barrier.
+SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
+  if constexpr (platform::kTestHooks) {
+    if (m.group.delay_phase == phase) {
+      const uint64_t began = platform::clock();
+      while (platform::clock() - began < m.group.delay_ticks) platform::relax();
+    }
+  }
+}
+
+// Counts the call, for fault records. One writer: thread 0 of block 0.
+SIGNAL_DEVICE void count_call(const Member& m) {
+  if (platform::block_id() == 0 && platform::thread_id() == 0) {
+    uint32_t* sequence = &m.control->sequence[m.group.domain];
+    platform::store_relaxed(sequence, platform::load_relaxed(sequence) + 1);
+  }
+}
+
+// The four things in which the two kinds of barrier differ.
+
+struct CounterBarrier {
+  const Member& m;
+
+  SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
+    return &m.signal->self_counter[m.group.domain][platform::block_id()][peer];
+  }
+  SIGNAL_DEVICE flag_t* word(Signal* at, flag_t value, uint32_t from) const {
+#ifdef SIGNAL_MUTANT_ONE_COUNTER_SET
+    value = 0;
+#endif
+    return &at->peer_counter[m.group.domain][value & 1][platform::block_id()][from];
+  }
+  SIGNAL_DEVICE void send(uint32_t peer, flag_t value, bool ordered) const {
+    flag_t* to = word(signal_of(m.group, peer), value, m.group.rank);
+    if (ordered) {
+      // Release: pairs with the peer's acquire in `arrived`. All stores of this block before the barrier (ordered behind
+      // the block barrier) are visible to the peer's block once it has seen the value.
+      platform::signal_release(to, value);
+    } else {
+      // Relaxed: for barriers over data that predates the kernel, or that was only read (P2).
+      platform::signal_relaxed(to, value);
+    }
+  }
+  SIGNAL_DEVICE bool is_here(uint32_t peer, flag_t value) const {
+    return platform::load_relaxed(word(m.signal, value, peer)) == value;
+  }
+  SIGNAL_DEVICE void arrived(uint32_t peer, flag_t value, bool ordered) const {
+    // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
+    if (ordered) platform::acquire(word(m.signal, value, peer));
+  }
+  SIGNAL_DEVICE uint32_t seen(uint32_t peer, flag_t value) const {
+    return platform::load_relaxed(word(m.signal, value, peer));
+  }
+};
+
+struct PublishingBarrier {
+  const Member& m;
+  BlockShared& shared;
+  Place place;
+
+  SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
+    return &m.control->line_counter[m.group.domain][platform::block_id()][peer];
+  }
+  SIGNAL_DEVICE Line* line(Control* at, flag_t epoch, uint32_t from) const {
+    return &at->lines[m.group.domain][epoch & 1][platform::block_id()][from];
+  }
+  SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
+    const uint64_t data = place.view == nullptr ? kStaged : place.view[peer] + place.offset;
+    const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
+    const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
+    Line* to = line(control_of(m.group, peer), epoch, m.group.rank);
+    if (ordered) {
+      platform::signal_release(to, low, high);  // pairs with the acquire in `arrived`, as in CounterBarrier
+    } else {
+      platform::signal_relaxed(to, low, high);
+    }
+  }
+  SIGNAL_DEVICE bool is_here(uint32_t peer, flag_t epoch) const {
+    const Line l = platform::load_line(line(m.control, epoch, peer));
+    return flag_t(l.low >> 32) == epoch && flag_t(l.high >> 32) == epoch;
+  }
+  SIGNAL_DEVICE void arrived(uint32_t peer, flag_t epoch, bool ordered) const {
+    const Line* from = line(m.control, epoch, peer);
+    const Line l = platform::load_line(from);
+    const uint64_t data = (l.high & 0xffffffffu) << 32 | (l.low & 0xffffffffu);
+    // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
+    // predates its kernel.
+    if (ordered || data == kStaged) platform::acquire(&from->low);
+    shared.source[peer] = data == kStaged ? m.group.base[peer] + m.group.scratch_offset : data;
+  }
+  SIGNAL_DEVICE uint32_t seen(uint32_t peer, flag_t epoch) const {
+    return uint32_t(platform::load_line(line(m.control, epoch, peer)).low >> 32);
+  }
+};
+
+// Runs one barrier. Every thread of the block calls it and gets the same answer; false: the kernel must leave now. The
+// first barrier of a kernel looks at the abort word before it signals anything: a signal sent after a fault could be
+// taken for another barrier's.
+template <bool kFirst, class Kind>
+SIGNAL_DEVICE bool run_barrier(const Member& m, BlockShared& shared, const Kind& kind, uint32_t phase, bool ordered) {
+  const GroupParams& g = m.group;
+  const uint32_t thread = platform::thread_id();
+  const uint32_t threads = platform::block_dim();
+  const bool strong = ordered || platform::kAlwaysOrdered || (g.flags & kFlagOrdered) != 0;
+
+  // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
+  // stores, so each wave releases its own.
+  if (strong) platform::release_wave();
+  if (!kFirst || strong) platform::block_sync();
+
+  bool failed = false;
+  if (kFirst && thread < g.world) failed = aborted(m);
+  flag_t mine = 0;  // of peer `thread`: spares reading the counter again
+  if (!failed) {
+    // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
+    for (uint32_t peer = thread; peer < g.world; peer += threads) {
+      if (peer == g.rank) continue;
+      const flag_t value = platform::load(kind.counter(peer)) + 1;
+      platform::store(kind.counter(peer), value);
+      if (peer == thread) mine = value;
+      kind.send(peer, value, strong);
+    }
+    if (kFirst) count_call(m);
+    for (uint32_t peer = thread; peer < g.world; peer += threads) {
+      shared.late[peer] = 0;
+      if (peer == g.rank) continue;
+      const flag_t value = peer == thread ? mine : platform::load(kind.counter(peer));
+      const auto here = [&] { return kind.is_here(peer, value); };
+      // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
+      if (failed ? here() : wait_until(m, here)) {
+        kind.arrived(peer, value, strong);
+      } else {
+        shared.late[peer] = 1;
+        failed = true;
+      }
+    }
+  }
+  if (platform::block_any(failed)) {
+    if (thread == 0) {
+      uint32_t late = 0;
+      for (uint32_t peer = 0; peer < g.world; peer++) late |= peer == g.rank ? 0 : shared.late[peer] << peer;
+      report_fault(m, kind, phase, late);
+    }
+    return false;
+  }
+  test_delay(m, phase);
+  return true;
+}
+
+// A barrier without data.
+template <bool kFirst = false>
+SIGNAL_DEVICE bool barrier(const Member& m, BlockShared& shared, uint32_t phase, bool ordered) {
+  return run_barrier<kFirst>(m, shared, CounterBarrier{m}, phase, ordered);
+}
+
+// A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where rank r's input lies.
+template <bool kFirst>
+SIGNAL_DEVICE bool publish_input(const Member& m, BlockShared& shared, Place place, bool ordered) {
+  return run_barrier<kFirst>(m, shared, PublishingBarrier{m, shared, place}, kPhaseStart, ordered);
+}
+
+SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {
+  SIGNAL_SHARED(BlockShared, shared);
+  const Member m = member(params.group, kOpBarrier);
+  barrier<true>(m, shared, kPhaseStart, true);
+}
+
+}  // namespace signal_comm

@@ -1,0 +1,77 @@
+// Parameter structs, passed by value. Mirrors crates/signal-core/src/kernel.rs, which explains each field.
+#pragma once
+
+#include "layout.h"
+
+namespace signal_comm {
+
+enum Operation : uint32_t {
+  kOpBarrier = 1,
+  kOpBarrierProbe = 2,
+  kOpAllReduceOneStage = 3,
+  kOpAllReduceTwoStage = 4,
+};
+
+enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3 };
+
+constexpr uint32_t kFlagOrdered = 1;
+
+struct GroupParams {
+  uint64_t base[kMaxGpus];
+  uint64_t host_control;
+  uint64_t deadline_ticks;
+  uint64_t scratch_offset;
+  uint64_t scratch_bytes;
+  uint32_t rank;
+  uint32_t world;
+  uint32_t domain;
+  uint32_t flags;
+  uint32_t delay_phase;
+  uint32_t reserved;
+  uint64_t delay_ticks;
+};
+
+struct BarrierParams {
+  GroupParams group;
+};
+
+struct BarrierProbeParams {
+  GroupParams group;
+  uint64_t mismatches;
+  uint32_t rounds;
+  uint32_t seed;
+  uint32_t max_delay;
+  uint32_t reserved;
+};
+
+struct PeerProbeParams {
+  uint64_t remote;
+  uint64_t mismatches;
+  uint32_t words;
+  uint32_t seed;
+  uint32_t check;
+  uint32_t reserved;
+};
+
+struct AllReduceParams {
+  GroupParams group;
+  uint64_t input;
+  uint64_t output;
+  uint64_t count;
+  uint64_t window_packs;
+  uint64_t view[kMaxGpus];
+  uint32_t staged;
+  uint32_t reserved;
+};
+
+static_assert(sizeof(GroupParams) == 128, "params");
+static_assert(offsetof(GroupParams, rank) == 96, "params");
+static_assert(offsetof(GroupParams, delay_ticks) == 120, "params");
+static_assert(sizeof(BarrierParams) == 128, "params");
+static_assert(sizeof(BarrierProbeParams) == 152, "params");
+static_assert(sizeof(PeerProbeParams) == 32, "params");
+static_assert(sizeof(AllReduceParams) == 232, "params");
+static_assert(offsetof(AllReduceParams, view) == 160, "params");
+static_assert(offsetof(AllReduceParams, staged) == 224, "params");
+
+}  // namespace signal_comm

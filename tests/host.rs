@@ -1,0 +1,139 @@
+//! The conformance suite on the backend on CPU threads, and what can only be tried there.
+#![cfg(feature = "host")]
+
+use signal_comm::host::{self, Host, HostConfig, HostImage};
+use std::time::{Duration, Instant};
+
+use signal_comm::error::{Image, Unavailable};
+use signal_comm::{ApiMisuse, Backend, Communicator, Error, ReduceOp, Settings, prove_peer};
+
+signal_conformance::suite!(conformance, signal_comm::host::open());
+
+fn config(adjust: impl FnOnce(&mut HostConfig)) -> HostConfig {
+    let mut config = HostConfig::default();
+    adjust(&mut config);
+    config
+}
+
+fn small() -> Settings {
+    let mut settings = Settings::default();
+    settings.scratch_bytes = Settings::MIN_SCRATCH_BYTES;
+    settings
+}
+
+/// Waits until no buffer is left. Workers let go of what they ran when they have run it, which nobody waits for.
+fn freed(host: &Host) {
+    let began = Instant::now();
+    while host.allocated_bytes() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{} bytes are left", host.allocated_bytes());
+        std::thread::yield_now();
+    }
+}
+
+/// A pair without peer access is refused by name, in the direction that is missing; the other direction works.
+#[test]
+fn misuse_blocked_peer_names_the_pair() {
+    let host = host::open_with(config(|c| (c.devices, c.blocked_peers) = (3, vec![(2, 1)]))).unwrap();
+    let devices = host.devices().unwrap();
+    let name = |i: usize| Host::describe(&devices[i]).name;
+    let refused = |found: Result<(), Error>| match found {
+        Err(Error::Peer { from, to, why }) => {
+            assert_eq!((from, to), (name(2), name(1)));
+            assert!(!why.is_empty());
+        }
+        other => panic!("{other:?}"),
+    };
+    let access = Host::peer_access(&devices[2], &devices[1]).unwrap();
+    assert!(access.refusal.is_some());
+    assert_eq!(Host::peer_access(&devices[1], &devices[2]).unwrap().refusal, None);
+    refused(Host::enable_peer(&devices[2], &devices[1]));
+    refused(prove_peer::<Host>(&devices[2], &devices[1]));
+    prove_peer::<Host>(&devices[1], &devices[2]).unwrap();
+
+    let all = Communicator::<Host>::builder().settings(small());
+    refused(all.all_local(&devices).map(|_| ()));
+    let reachable = [devices[0].clone(), devices[2].clone()];
+    let comms = Communicator::<Host>::builder().settings(small()).all_local(&reachable).unwrap();
+    assert_eq!(comms.len(), 2);
+}
+
+/// Without a device there is nothing to open.
+#[test]
+fn misuse_no_device() {
+    match host::open_with(config(|c| c.devices = 0)) {
+        Err(Error::Unavailable { backend: "host", why: Unavailable::NoDevice(why) }) => assert!(!why.is_empty()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A build without an image says what it was missing.
+#[test]
+fn misuse_missing_image() {
+    let image = HostImage { table: None, fingerprint: 0, missing: "no C++ compiler" };
+    let missing = Image::Missing { target: "host", missing: "no C++ compiler".to_owned() };
+    assert_eq!(Host::open(image, HostConfig::default()).unwrap_err(), Error::Image(missing));
+}
+
+/// What belongs to one opened device count does not fit more ranks without a word.
+#[test]
+fn misuse_fewer_devices_than_ranks() {
+    let host = host::open_with(config(|c| c.devices = 2)).unwrap();
+    let devices = host.devices().unwrap();
+    let repeated: Vec<_> = devices.iter().cycle().take(3).cloned().collect();
+    let found = Communicator::<Host>::builder().settings(small()).all_local(&repeated).unwrap_err();
+    assert!(matches!(found, Error::ApiMisuse(ApiMisuse::SharedDevice { first: 0, second: 2, .. })), "{found:?}");
+}
+
+/// An allocation that some ranks never make is freed with the communicators.
+#[test]
+fn memory_is_freed_behind_an_unfinished_alloc() {
+    let host = host::open_with(HostConfig::default()).unwrap();
+    let devices = &host.devices().unwrap()[..3];
+    let mut comms = Communicator::<Host>::builder().settings(small()).all_local(devices).unwrap();
+    let (first, second) = (comms[0].alloc::<f32>(100).unwrap(), comms[2].alloc::<f32>(100).unwrap());
+    drop((first, second, comms));
+    freed(&host);
+}
+
+/// Everything is freed once the last handle is gone, also what calls and graphs held.
+#[test]
+fn memory_is_freed() {
+    let host = host::open_with(HostConfig::default()).unwrap();
+    for _ in 0..3 {
+        let devices = &host.devices().unwrap()[..3];
+        let mut comms = Communicator::<Host>::builder().settings(small()).all_local(devices).unwrap();
+        let streams: Vec<_> = devices.iter().map(|d| Host::create_stream(d).unwrap()).collect();
+        let mut graphs = Vec::new();
+        for (comm, stream) in comms.iter_mut().zip(&streams) {
+            let mut buffer = comm.alloc::<f32>(100).unwrap();
+            buffer.write(stream, &[1.0; 100]).unwrap();
+            comm.all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum).unwrap();
+            comm.barrier(stream).unwrap();
+            graphs.push((stream.clone(), buffer));
+        }
+        for (stream, buffer) in &graphs {
+            assert_eq!(buffer.read(stream).unwrap(), [3.0; 100]);
+        }
+        let captured: Vec<_> = comms
+            .iter_mut()
+            .zip(&streams)
+            .zip(&mut graphs)
+            .map(|((comm, stream), (_, buffer))| {
+                Host::synchronize(stream).unwrap();
+                Host::begin_capture(stream).unwrap();
+                comm.all_reduce_in_place(stream, buffer, ReduceOp::Sum).unwrap();
+                Host::end_capture(stream).unwrap()
+            })
+            .collect();
+        drop(graphs);
+        for (graph, stream) in captured.iter().zip(&streams) {
+            Host::replay(graph, stream).unwrap();
+        }
+        drop(captured);
+        for stream in &streams {
+            Host::synchronize(stream).unwrap();
+        }
+        drop((comms, streams));
+        freed(&host);
+    }
+}
