@@ -1,15 +1,6 @@
-//! The CUDA backend.
+//! The conformance suite on CUDA. Needs a GPU: where there is none every test fails, saying so.
 #![cfg(feature = "cuda")]
 
-use signal_comm::{Error, cuda};
+use signal_comm::cuda;
 
-/// Until the backend drives devices, opening it says why it does not.
-#[test]
-fn opening_says_why_not() {
-    match cuda::open() {
-        Err(error @ (Error::Unavailable { backend: "cuda", .. } | Error::Image(_))) => {
-            assert!(!error.to_string().is_empty());
-        }
-        other => panic!("{other:?}"),
-    }
-}
+signal_conformance::suite!(conformance, cuda::open());

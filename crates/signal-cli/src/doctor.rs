@@ -185,7 +185,7 @@ impl BackendReport {
         for column in 0..self.peers.len() {
             text += &format!(" {column:^6}");
         }
-        text += "\n";
+        text = text.trim_end().to_owned() + "\n";
         let mut reasons = String::new();
         for (from, row) in self.peers.iter().enumerate() {
             text += &format!("  {from:>2} ");

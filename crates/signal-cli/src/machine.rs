@@ -61,7 +61,7 @@ pub(crate) fn binary_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let power = (bytes.checked_ilog2().unwrap_or(0) / 10).min(4);
     let unit = UNITS[power as usize];
-    if bytes % (1 << (10 * power)) == 0 {
+    if bytes.is_multiple_of(1 << (10 * power)) {
         return format!("{} {unit}", bytes >> (10 * power));
     }
     format!("{:.1} {unit}", bytes as f64 / (1u64 << (10 * power)) as f64)

@@ -1,5 +1,6 @@
 //! `signal bench all-reduce` on CPU threads: results, reports, and that its check can fail.
 #![cfg(feature = "host")]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
 
 mod common;
 

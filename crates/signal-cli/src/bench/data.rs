@@ -15,8 +15,8 @@ use crate::machine::binary_size;
 
 /// Sets that the calls of a batch go round, memory permitting.
 const MAX_SETS: usize = 5;
-/// The sets take at most one part in this many of the memory.
-const MEMORY_SHARE: u64 = 4;
+/// More than one set is taken from at most one part in this many of the memory: the host keeps references beside them.
+const MEMORY_SHARE: u64 = 8;
 /// What outputs hold before a call: a NaN in every type, which no sum of finite values is.
 const GARBAGE: u32 = u32::MAX;
 /// Elements below which a second thread is not worth its start.

@@ -1,24 +1,25 @@
 //! Runs the binary.
-#![allow(dead_code)] // each test file uses a part
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
 
 use std::path::PathBuf;
 use std::process::Command;
 
 /// What a run left behind.
 #[derive(Debug)]
-pub struct Run {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// Runs `signal` with arguments separated by blanks.
-pub fn signal(line: &str) -> Run {
+pub(crate) fn signal(line: &str) -> Run {
     signal_with(line, &[])
 }
 
 /// Runs `signal` in an environment whose only SIGNAL_* variables are these.
-pub fn signal_with(line: &str, variables: &[(&str, &str)]) -> Run {
+pub(crate) fn signal_with(line: &str, variables: &[(&str, &str)]) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_signal"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SIGNAL_")) {
         command.env_remove(name);
@@ -33,7 +34,7 @@ pub fn signal_with(line: &str, variables: &[(&str, &str)]) -> Run {
 
 impl Run {
     /// Asserts that the run was good and returns its table, a row for each size.
-    pub fn rows(&self) -> Vec<Vec<String>> {
+    pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         assert_eq!(self.code, Some(0), "{self:?}");
         assert_eq!(self.stderr, "", "nothing but a terminal gets a progress bar");
         let rows = self.stdout.lines().filter(|line| !line.starts_with('#'));
@@ -41,7 +42,7 @@ impl Run {
     }
 
     /// Asserts that the run was refused with one line that names the reason.
-    pub fn refused(&self, code: i32, reason: &str) {
+    pub(crate) fn refused(&self, code: i32, reason: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.stderr.lines().count(), 1, "one line: {self:?}");
         assert!(self.stderr.starts_with("error: ") && self.stderr.contains(reason), "{reason:?} in {self:?}");
@@ -49,7 +50,7 @@ impl Run {
 }
 
 /// A path of this test's own for a file or a directory, not there yet.
-pub fn fresh_path(name: &str) -> PathBuf {
+pub(crate) fn fresh_path(name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_file(&path);
     let _ = std::fs::remove_dir_all(&path);

@@ -14,7 +14,7 @@ use crate::signal::check_world;
 
 use super::Communicator;
 use super::fault::HostBlock;
-use super::group::{Group, Member};
+use super::group::{BlockBudget, Group, Member};
 
 /// Options for creating communicators.
 #[derive(Clone, Debug)]
@@ -95,8 +95,8 @@ impl<B: Backend> Builder<B> {
 
         let infos: Vec<_> = ranks.iter().map(|(device, _)| B::describe(device)).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
-        let block_budget = block_budget::<B>(ranks, &modules, max_threads)?;
-        let group = Arc::new(Group::new(members, infos[0].family, block_budget, max_threads));
+        let budget = BlockBudget::new(max_threads, |threads| resident_blocks::<B>(ranks, &modules, threads))?;
+        let group = Arc::new(Group::new(members, infos[0].family, budget));
         let ticks = |rank: usize| {
             let ticks = settings.timeout.as_secs_f64() * infos[rank].clock_hz as f64;
             (ticks as u64).clamp(1, i64::MAX as u64)
@@ -145,17 +145,14 @@ fn compare(ranks: &[Vec<(&'static str, String)>]) -> Result<()> {
     Ok(())
 }
 
-/// Blocks that can be resident at once on every rank: a grid beyond it would wait for blocks that never start.
-fn block_budget<B: Backend>(ranks: &[(B::Device, Settings)], modules: &[B::Module], threads: u32) -> Result<u32> {
+/// Blocks of `threads` threads, of any kernel, that can be resident at once on every rank. Ranks on one device divide it.
+fn resident_blocks<B: Backend>(ranks: &[(B::Device, Settings)], modules: &[B::Module], threads: u32) -> Result<u32> {
     let mut budget = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
     for ((device, _), module) in ranks.iter().zip(modules) {
         let sharing = ranks.iter().filter(|(other, _)| other == device).count() as u32;
         for kernel in Kernel::all() {
             budget = budget.min(B::resident_blocks(module, kernel, threads)? / sharing);
         }
-    }
-    if budget == 0 {
-        return Err(ApiMisuse::Grid { blocks: 1, budget: 0 }.into());
     }
     Ok(budget)
 }

@@ -135,7 +135,7 @@ impl<'c, B: Backend> Call<'c, B> {
     pub fn barrier(self, stream: &B::Stream) -> Result<()> {
         let group = self.begin()?;
         let blocks = self.options.blocks.unwrap_or(1);
-        let threads = self.options.threads.unwrap_or((MAX_GPUS as u32).min(self.comm.group.max_threads));
+        let threads = self.options.threads.unwrap_or((MAX_GPUS as u32).min(self.comm.group.budget.max_threads()));
         let params = BarrierParams { group };
         // SAFETY: the parameters are the barrier's, and name no memory but the group's.
         unsafe { self.launch(stream, Kernel::Barrier, blocks, threads, bytes_of(&params), None, &[]) }

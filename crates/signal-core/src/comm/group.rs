@@ -25,11 +25,37 @@ pub(crate) struct Member<B: Backend> {
 pub(crate) struct Group<B: Backend> {
     pub(crate) members: Vec<Member<B>>,
     pub(crate) family: DeviceFamily,
-    /// Blocks that can be resident at once on every rank.
-    pub(crate) block_budget: u32,
-    pub(crate) max_threads: u32,
+    pub(crate) budget: BlockBudget,
     pending: Mutex<PendingAllocations<B>>,
     streams: Mutex<Vec<RankStreams<B>>>,
+}
+
+/// Blocks that can be resident at once on every rank, by the threads of a block: a grid beyond it would wait for blocks
+/// that never start (P4).
+#[derive(Debug)]
+pub(crate) struct BlockBudget {
+    max_threads: u32,
+    /// For blocks of up to 1, 2, 4, ... threads.
+    blocks: Vec<u32>,
+}
+
+impl BlockBudget {
+    /// Asks for the blocks that fit at each power of two, up to the first that reaches `max_threads`.
+    pub(crate) fn new(max_threads: u32, mut blocks: impl FnMut(u32) -> Result<u32>) -> Result<Self> {
+        let classes = max_threads.next_power_of_two().trailing_zeros();
+        let blocks = (0..=classes).map(|class| blocks((1 << class).min(max_threads))).collect::<Result<_>>()?;
+        Ok(BlockBudget { max_threads, blocks })
+    }
+
+    pub(crate) fn max_threads(&self) -> u32 {
+        self.max_threads
+    }
+
+    /// For blocks of `threads` threads; 0 when no such block fits.
+    pub(crate) fn blocks(&self, threads: u32) -> u32 {
+        let class = threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize);
+        self.blocks.get(class).copied().unwrap_or(0)
+    }
 }
 
 /// The stream that each domain of a rank was last used on.
@@ -41,9 +67,9 @@ struct RankStreams<B: Backend> {
 }
 
 impl<B: Backend> Group<B> {
-    pub(crate) fn new(members: Vec<Member<B>>, family: DeviceFamily, block_budget: u32, max_threads: u32) -> Self {
+    pub(crate) fn new(members: Vec<Member<B>>, family: DeviceFamily, budget: BlockBudget) -> Self {
         let streams = members.iter().map(|_| RankStreams { alive: true, last: Default::default() }).collect();
-        Group { members, family, block_budget, max_threads, pending: Mutex::default(), streams: Mutex::new(streams) }
+        Group { members, family, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
     }
 
     pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
@@ -88,5 +114,20 @@ impl<B: Backend> Group<B> {
     /// Bases of all ranks' memory as `rank`'s device sees them: in one process an address means the same everywhere.
     pub(crate) fn bases(self: &Arc<Self>) -> impl Iterator<Item = u64> {
         self.members.iter().map(|member| B::address(&member.memory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_that_of_the_next_larger_class() {
+        let budget = BlockBudget::new(512, |threads| Ok(1024 / threads)).unwrap();
+        assert_eq!(budget.max_threads(), 512);
+        assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
+        assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
+        let odd = BlockBudget::new(3, Ok).unwrap();
+        assert_eq!([1, 2, 3, 4].map(|t| odd.blocks(t)), [1, 2, 3, 3]);
     }
 }

@@ -7,7 +7,7 @@ mod group;
 mod symmetric;
 
 use std::mem::offset_of;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -50,7 +50,8 @@ pub struct Communicator<B: Backend> {
     allocations: u64,
     /// Where this rank's symmetric buffers lie, for the raw layer.
     symmetric: Vec<Region<B>>,
-    poison: Option<Error>,
+    /// The first fault, once it has been told to the user.
+    poison: OnceLock<Error>,
 }
 
 /// Addresses of a symmetric buffer on this rank.
@@ -172,8 +173,14 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// [`Error::Timeout`], [`Error::Aborted`].
     pub fn status(&self) -> Result<()> {
+        if let Some(fault) = self.poison.get() {
+            return Err(fault.clone());
+        }
         let host = &self.group.members[self.rank].host;
-        host.fault(self.rank, self.settings.timeout)?.map_or(Ok(()), Err)
+        match host.fault(self.rank, self.settings.timeout)? {
+            None => Ok(()),
+            Some(fault) => Err(self.poison.get_or_init(|| fault).clone()),
+        }
     }
 
     /// Waits for everything enqueued on `stream`, then returns the [`status`](Self::status). Bounded: every wait inside
@@ -226,7 +233,7 @@ impl<B: Backend> Communicator<B> {
             streams: Default::default(),
             allocations: 0,
             symmetric: Vec::new(),
-            poison: None,
+            poison: OnceLock::new(),
         }
     }
 
@@ -239,12 +246,13 @@ impl<B: Backend> Communicator<B> {
         GroupParams { domain, scratch_offset: offset, scratch_bytes: share, ..self.params }
     }
 
-    /// Fails once a fault is known: with the fault at first, then with [`Error::Poisoned`].
-    fn check_poison(&mut self) -> Result<()> {
-        if let Some(cause) = &self.poison {
-            return Err(Error::Poisoned { cause: Box::new(cause.clone()) });
+    /// Fails once there is a fault: with the fault itself if the user has not been told yet, then with
+    /// [`Error::Poisoned`].
+    fn check_poison(&self) -> Result<()> {
+        match self.poison.get() {
+            Some(cause) => Err(Error::Poisoned { cause: Box::new(cause.clone()) }),
+            None => self.status(),
         }
-        self.status().inspect_err(|fault| self.poison = Some(fault.clone()))
     }
 
     /// Makes `stream` the stream of `domain`, ordered behind the domain's last call (P11).
@@ -285,22 +293,25 @@ impl<B: Backend> Communicator<B> {
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
         let settings = &self.settings;
         let table = plan::all_reduce(self.group.family, self.world_size(), count, dtype);
+        let threads =
+            options.threads.or(settings.threads).unwrap_or(table.threads.min(self.group.budget.max_threads()));
         let asked = options.blocks.or(settings.blocks);
         Plan {
             algorithm: options.algorithm.or(settings.algorithm).unwrap_or(table.algorithm),
             // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
-            blocks: asked.unwrap_or(table.blocks.min(self.group.block_budget)),
-            threads: options.threads.or(settings.threads).unwrap_or(table.threads.min(self.group.max_threads)),
+            blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
+            threads,
         }
     }
 
     fn check_grid(&self, blocks: u32, threads: u32) -> Result<()> {
-        let (budget, limit) = (self.group.block_budget, self.group.max_threads);
-        if blocks == 0 || blocks > budget {
-            return Err(ApiMisuse::Grid { blocks, budget }.into());
-        }
+        let limit = self.group.budget.max_threads();
         if threads == 0 || threads > limit {
             return Err(ApiMisuse::Threads { threads, limit }.into());
+        }
+        let budget = self.group.budget.blocks(threads);
+        if blocks == 0 || blocks > budget {
+            return Err(ApiMisuse::Grid { blocks, budget }.into());
         }
         Ok(())
     }

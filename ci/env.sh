@@ -1,0 +1,49 @@
+# Sourced by the scripts beside it: goes to the repository's root and finds the tools that ci/install.sh put there.
+# shellcheck shell=bash
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# PTX from a newer nvcc is refused by the drivers of CUDA 13.0.
+CUDA_VERSION=13.0
+CUDA_TOOLS="$PWD/.tools/cuda-$CUDA_VERSION"
+# Holds the place of bin/nvcc's parent below it; written when everything else is there.
+CUDA_COMPLETE="$CUDA_TOOLS/complete"
+if [ -e "$CUDA_COMPLETE" ]; then
+  CUDA_HOME="$CUDA_TOOLS/$(cat "$CUDA_COMPLETE")"
+  export CUDA_HOME
+fi
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+say() { printf '%s\n' "$*"; }
+
+die() {
+  say "$0: $*" >&2
+  exit 1
+}
+
+# The nvcc that build.rs will find, if any.
+find_nvcc() {
+  local candidate
+  for candidate in "${NVCC:-}" "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    if [ -n "$candidate" ] && [ -x "$candidate" ]; then
+      say "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# As root on Debian or Ubuntu what is missing is installed.
+can_install() { [ "$(id -u)" = 0 ] && have apt-get; }
+
+# Runs cargo on the host suite, Rust and kernels under ThreadSanitizer, which ends it with status 66 if it has reported.
+# `-Z` is for nightly compilers; RUSTC_BOOTSTRAP lets a stable one take it.
+cargo_test_tsan() {
+  RUSTC_BOOTSTRAP=1 \
+    RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+    SIGNAL_SANITIZE=thread \
+    TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$PWD/ci/tsan.supp" \
+    cargo test -p signal-comm --test host --target "$(rustc -vV | sed -n 's/^host: //p')" "$@"
+}

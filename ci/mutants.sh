@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Breaks the kernels on purpose and checks that the tests notice: a mutant that survives fails this script.
+#
+#   ci/mutants.sh [NAME...]
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+# Name (a define of kernels/), how it is found, test filter.
+#   plain: a test with the filter in its name fails
+#   tsan:  ThreadSanitizer reports a data race in the kernels while the tests with that filter run
+MUTANTS=(
+  "SIGNAL_MUTANT_RELAXED_RELEASE     tsan   barrier_probe"
+  "SIGNAL_MUTANT_RELAXED_ACQUIRE     tsan   barrier_probe"
+  "SIGNAL_MUTANT_NO_EXIT_BARRIER     plain  input_overwritten"
+  "SIGNAL_MUTANT_ONE_COUNTER_SET     plain  barrier_probe"
+  "SIGNAL_MUTANT_LOCAL_FIRST_ORDER   plain  all_reduce_matches"
+)
+# Seconds for one run of the filtered tests. A mutant has to be noticed by a test, not by this.
+RUN_LIMIT=180
+
+# Waits that a mutant makes hopeless end soon, unless a test says otherwise.
+export SIGNAL_TIMEOUT="${SIGNAL_TIMEOUT:-20}"
+export SIGNAL_REQUIRE_IMAGES=host
+TARGET_DIR=target/mutants
+LOG=$(mktemp)
+trap 'rm -f "$LOG"' EXIT
+
+# host_suite MODE ARGUMENT...
+host_suite() {
+  local mode=$1
+  shift
+  case $mode in
+    plain) cargo test -p signal-comm --test host --target-dir "$TARGET_DIR" "$@" ;;
+    tsan) cargo_test_tsan --target-dir "$TARGET_DIR" "$@" ;;
+    *) die "unknown mode $mode" ;;
+  esac
+}
+
+# For the shell that runs it under a limit.
+export -f host_suite cargo_test_tsan die say
+export TARGET_DIR
+
+# Says why the mutant counts as found; fails if it survived.
+noticed() {
+  local mode=$1 filter=$2 rc=$3
+  [ "$rc" -ne 124 ] && [ "$rc" -ne 0 ] || return 1
+  case $mode in
+    plain) grep -m 1 -E "^test .*$filter.* FAILED" "$LOG" ;;
+    tsan) grep -q "WARNING: ThreadSanitizer: data race" "$LOG" && grep -m 1 -E "^ +#[0-9]+ .*kernels/(signal|host)/" "$LOG" ;;
+  esac
+}
+
+survivors=0 found=0
+for row in "${MUTANTS[@]}"; do
+  read -r name mode filter <<<"$row"
+  if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
+  start=$SECONDS
+  export SIGNAL_KERNEL_DEFINES=$name
+  if ! host_suite "$mode" --no-run >"$LOG" 2>&1; then
+    cat "$LOG"
+    die "$name does not compile"
+  fi
+  rc=0
+  timeout -k 10 $RUN_LIMIT bash -c 'host_suite "$@"' host_suite "$mode" -- "$filter" >"$LOG" 2>&1 || rc=$?
+  if how=$(noticed "$mode" "$filter" $rc); then
+    found=$((found + 1))
+    say "found:    $name by $mode $filter in $((SECONDS - start)) s: $how"
+  else
+    survivors=$((survivors + 1))
+    tail -n 40 "$LOG"
+    say "SURVIVED: $name by $mode $filter (exit status $rc)"
+  fi
+done
+[ $((found + survivors)) -gt 0 ] || die "no such mutant"
+say "mutants: $found found, $survivors survived"
+[ $survivors -eq 0 ]

@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change lands. As root on Debian or Ubuntu it installs what it needs; elsewhere it
+# uses what it finds, and what it cannot run fails it, unless --allow-missing.
+#
+#   ci/test.sh [--allow-missing] [--full] [STAGE...]
+#
+# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long package.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+STAGES=(fmt clippy docs images tests quickstart example tsan mutants)
+LONG_STAGES=(long package)
+# Of the short stages together.
+LIMIT=$((25 * 60))
+
+# Members with the features host, cuda and rocm, and members without.
+FEATURED=(signal-comm signal-cli)
+PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance)
+
+stage_fmt() {
+  cargo fmt --all --check
+}
+
+stage_clippy() {
+  unset SIGNAL_REQUIRE_IMAGES
+  export SIGNAL_SKIP_IMAGES=1
+  local package features
+  # One package at a time: together they would share each other's features.
+  for package in "${FEATURED[@]}"; do
+    for features in "" host cuda rocm host,cuda,rocm; do
+      say "clippy: $package [$features]"
+      cargo clippy --quiet -p "$package" --all-targets --no-default-features --features "$features" -- -D warnings
+    done
+  done
+  # The suites that need a GPU are no part of --all-targets.
+  cargo clippy --quiet -p signal-comm --test cuda --no-default-features --features cuda -- -D warnings
+  for package in "${PLAIN[@]}"; do
+    say "clippy: $package"
+    cargo clippy --quiet -p "$package" --all-targets --all-features -- -D warnings
+  done
+}
+
+stage_docs() {
+  unset SIGNAL_REQUIRE_IMAGES
+  SIGNAL_SKIP_IMAGES=1 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --all-features
+}
+
+stage_images() {
+  cargo build --workspace --no-default-features --features "$FEATURES"
+}
+
+stage_tests() {
+  cargo test --workspace --no-default-features --features "$FEATURES"
+}
+
+# The first command of the README, as it stands there.
+stage_quickstart() {
+  local command
+  command=$(sed -n '/^## Quick start/,/^## [^Q]/s/^ *\(cargo run .*\)/\1/p' README.md | head -n 1)
+  [ -n "$command" ] || die "README.md has no first command"
+  say "$command"
+  bash -euc "$command"
+}
+
+stage_example() {
+  local ranks fixture
+  fixture=$(find_fixture)
+  for ranks in 1 2 3 4 6; do
+    cargo run --quiet --release --example tensor_parallel -- --backend host --ranks "$ranks" "$fixture"
+  done
+}
+
+stage_tsan() {
+  cargo_test_tsan --target-dir target/tsan
+}
+
+stage_mutants() {
+  ci/mutants.sh
+}
+
+stage_long() {
+  SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host
+}
+
+# A published package must hold all that its build needs.
+stage_package() {
+  local listing file
+  listing=$(cargo package --list --allow-dirty -p signal-comm)
+  for file in $(git ls-files build.rs build kernels src 'LICENSE-*' README.md CHANGELOG.md); do
+    grep -qxF "$file" <<<"$listing" || die "the package lacks $file"
+  done
+}
+
+# The fixture's path; makes it where there is none.
+find_fixture() {
+  local name=minilm_l6_f16.safetensors folder
+  for folder in "${SIGNAL_FIXTURES:-}" ../shared/data .tools/fixtures; do
+    if [ -n "$folder" ] && [ -f "$folder/$name" ]; then
+      say "$folder/$name"
+      return
+    fi
+  done
+  python3 tests/fixtures/make_minilm.py --out ".tools/fixtures/$name" >&2
+  say ".tools/fixtures/$name"
+}
+
+if [ "${1:-}" = --stage ]; then
+  "stage_$2"
+  exit
+fi
+
+allow_missing=no full=no chosen=()
+for argument in "$@"; do
+  case $argument in
+    --allow-missing) allow_missing=yes ;;
+    --full) full=yes ;;
+    -h | --help) sed -n '2,/^\. /{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
+    -*) die "unknown option $argument" ;;
+    *) [[ " ${STAGES[*]} ${LONG_STAGES[*]} " == *" $argument "* ]] || die "unknown stage $argument"; chosen+=("$argument") ;;
+  esac
+done
+if [ ${#chosen[@]} -eq 0 ]; then
+  chosen=("${STAGES[@]}")
+  if [ $full = yes ]; then chosen+=("${LONG_STAGES[@]}"); fi
+fi
+
+begin=$SECONDS
+rows=() not_run=()
+passed=0 failed=0
+
+if can_install; then
+  ci/install.sh
+  # It may have brought nvcc.
+  . ci/env.sh
+  rows+=("$(printf '%-12s %7d  %s' install $((SECONDS - begin)) passed)")
+fi
+
+# What there is, and so which images can be asked for.
+missing() { not_run+=("$1 ($2)"); }
+images=() features=()
+if have "${CXX:-c++}"; then images+=(host) features+=(host); else missing "the host image and all that runs on it" "no C++ compiler"; fi
+if find_nvcc >/dev/null; then images+=(cuda) features+=(cuda); else missing "the cuda image" "no nvcc"; fi
+if [ -n "${HIPCC:-}${SIGNAL_CLANG:-}" ] || have clang++-19 || have clang++ || have hipcc; then
+  images+=(hip) features+=(rocm)
+else
+  missing "the hip image" "no hipcc and no clang++"
+fi
+join() { local IFS=,; say "$*"; }
+SIGNAL_REQUIRE_IMAGES=$(join "${images[@]}")
+FEATURES=$(join "${features[@]}")
+export SIGNAL_REQUIRE_IMAGES FEATURES
+
+# Why a stage cannot run here; nothing if it can.
+obstacle() {
+  case $1 in
+    fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
+    clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
+    tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    example)
+      have "${CXX:-c++}" || { say "no C++ compiler" && return; }
+      find_fixture >/dev/null || say "no fixture, and none could be made" ;;
+  esac
+}
+
+child=
+stop() {
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
+  exit 130
+}
+trap stop INT TERM
+
+for stage in "${chosen[@]}"; do
+  why=$(obstacle "$stage")
+  if [ -n "$why" ]; then
+    missing "$stage" "$why"
+    continue
+  fi
+  say "=== $stage"
+  start=$SECONDS
+  limit=()
+  if [[ " ${STAGES[*]} " == *" $stage "* ]]; then
+    left=$((begin + LIMIT - SECONDS))
+    limit=(timeout -k 10 $((left > 1 ? left : 1)))
+  fi
+  "${limit[@]}" bash "$0" --stage "$stage" </dev/null &
+  child=$!
+  if wait "$child"; then
+    result=passed passed=$((passed + 1))
+  else
+    result="FAILED" failed=$((failed + 1))
+    if [ $((SECONDS - begin)) -ge $LIMIT ]; then result="FAILED: over the limit of $LIMIT s"; fi
+  fi
+  child=
+  rows+=("$(printf '%-12s %7d  %s' "$stage" $((SECONDS - start)) "$result")")
+done
+
+say
+say "stage        seconds"
+printf '%s\n' "${rows[@]}"
+printf '%-12s %7d\n' total $((SECONDS - begin))
+for what in "${not_run[@]}"; do say "not run: $what"; done
+say
+say "stages: $passed passed, $failed failed, ${#not_run[@]} skipped"
+[ $failed -eq 0 ] || exit 1
+if [ ${#not_run[@]} -gt 0 ] && [ $allow_missing = no ]; then
+  say "something was not run; --allow-missing lets that pass"
+  exit 1
+fi
