@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, CallOptions, Dtype, Element, Phase, ReduceOp};
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, Dtype, Element, Phase, ReduceOp};
 
 use crate::compare;
 use crate::exchange::{Exchange, Step, poison, random_inputs, sum};
 use crate::place::{Mix, below, pick};
-use crate::rig::{Rig, WORLDS};
+use crate::rig::{Rig, WORLDS, settings};
 use crate::world::{World, options};
 
 /// Blocks and threads of a call.
@@ -216,6 +216,36 @@ pub fn all_reduce_matches_raw_halves_of_one_buffer<B: Backend>(rig: &Rig<B>) {
                         format!("rank {rank} of {ranks}, {algorithm}, input at {input_at}, output at {output_at}");
                     compare::assert_bits(&what, &buffer.read(&world.streams[rank]).unwrap(), &image);
                 }
+            }
+        }
+    }
+}
+
+/// Inputs in symmetric memory of another communicator, and in the part of another rank on the same device: both are
+/// staged, since peers would look for them elsewhere.
+pub fn all_reduce_matches_memory_of_others<B: Backend>(rig: &Rig<B>) {
+    const COUNT: usize = 99;
+    let device = &rig.devices()[0];
+    let shared = || {
+        let builder = Communicator::<B>::builder().settings(settings()).share_devices(true);
+        World::new(builder.all_local(&[device.clone(), device.clone()]).unwrap())
+    };
+    let (mut world, mut other) = (shared(), shared());
+    let inputs = random_inputs::<f32>(2, 11, COUNT);
+    for algorithm in Algorithm::ALL {
+        for (own, shift) in [(true, 1), (false, 0), (false, 1)] {
+            // Rank r's input lies in the part of rank r + shift.
+            let mut buffers = if own { world.alloc::<f32>(COUNT) } else { other.alloc(COUNT) };
+            let mut outputs = world.alloc::<f32>(COUNT);
+            world.each(|rank, comm, stream| {
+                let buffer = &mut buffers[(rank + shift) % 2];
+                buffer.write(stream, &inputs[rank])?;
+                comm.with(call(algorithm, (2, 2))).all_reduce(stream, &*buffer, &mut outputs[rank], ReduceOp::Sum)
+            });
+            world.wait();
+            for (rank, output) in outputs.iter().enumerate() {
+                let found = output.read(&world.streams[rank]).unwrap();
+                compare::assert_bits(&format!("rank {rank}, {algorithm}, own {own}, {shift}"), &found, &sum(&inputs));
             }
         }
     }
