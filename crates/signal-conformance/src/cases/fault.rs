@@ -11,7 +11,8 @@ use crate::place::Place;
 use crate::rig::Rig;
 use crate::world::{World, options};
 
-const DEADLINE: Duration = Duration::from_millis(300);
+/// Long enough for the ranks that are not missing to get there on a machine with far more to do than cores.
+const DEADLINE: Duration = Duration::from_millis(600);
 
 /// A machine that is busy may be this late in noticing; still far from what several deadlines would take, or none.
 const SLACK: Duration = Duration::from_secs(3);
@@ -169,12 +170,13 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
         let mut buffers = world.alloc::<f32>(1000);
         let operation = Operation::AllReduce(algorithm);
         world.each(|rank, comm, stream| {
-            let delay = (rank == 1).then_some((at, 4 * DEADLINE));
+            let delay = (rank == 1).then_some((at, 2 * DEADLINE));
             operation.launch(comm, stream, &mut buffers[rank], |o| o.delay = delay)
         });
         for rank in [0, 2] {
             let found = timeout(&world, rank);
-            assert_eq!((found.missing.as_slice(), found.phase), ([1].as_slice(), phase), "{algorithm}: {found:?}");
+            let what = (found.missing.as_slice(), found.phase);
+            assert_eq!(what, ([1].as_slice(), phase), "{algorithm}, rank 1 late at {at:?}: {found:?}");
             assert_ne!(found.reporter, 1, "{algorithm}: {found:?}");
         }
         // The others had arrived at the barrier before they left it, so the late rank may even have finished. Then its
