@@ -31,6 +31,8 @@ stage_clippy() {
       cargo clippy --quiet -p "$package" --all-targets --no-default-features --features "$features" -- -D warnings
     done
   done
+  # The suites that need a GPU are no part of --all-targets.
+  cargo clippy --quiet -p signal-comm --test cuda --no-default-features --features cuda -- -D warnings
   for package in "${PLAIN[@]}"; do
     say "clippy: $package"
     cargo clippy --quiet -p "$package" --all-targets --all-features -- -D warnings

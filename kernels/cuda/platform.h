@@ -52,8 +52,8 @@ template <class L> SIGNAL_DEVICE L load_line(const L* p) { L l; asm volatile("ld
 #if __CUDA_ARCH__ >= 900
 template <class V> SIGNAL_DEVICE void acquire(const V*) { asm volatile("fence.acquire.sys;" ::: "memory"); }
 #else
-SIGNAL_DEVICE void acquire(const uint32_t* p) { uint32_t v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global(p)) : "memory"); (void)v; }
-SIGNAL_DEVICE void acquire(const uint64_t* p) { uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory"); (void)v; }
+SIGNAL_DEVICE void acquire(const uint32_t* p) { [[maybe_unused]] uint32_t v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global(p)) : "memory"); }
+SIGNAL_DEVICE void acquire(const uint64_t* p) { [[maybe_unused]] uint64_t v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory"); }
 #endif
 
 template <class P> SIGNAL_DEVICE P load_pack(const P* p) { P v; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }

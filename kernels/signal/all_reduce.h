@@ -30,7 +30,7 @@ SIGNAL_DEVICE Window window_at(const AllReduceParams& p, uint64_t first) {
 
 // Where this rank's window lies for its peers: in the scratch, or in the symmetric buffer itself.
 SIGNAL_DEVICE Place place_of(const AllReduceParams& p, const Window& w) {
-  return Place{p.staged ? nullptr : p.view, w.first * kPackBytes};
+  return Place{p.staged != 0, p.view, w.first * kPackBytes};
 }
 
 SIGNAL_DEVICE uint64_t scratch_of(const AllReduceParams& p, uint32_t rank) {
@@ -72,29 +72,44 @@ SIGNAL_DEVICE Pack sum_pack(const uint64_t* source, uint32_t world, uint32_t ran
   return sum.finish();
 }
 
-// Sums packs [first, first + packs) of the window into `output` (addressed like the window) and, when `kept` is not
-// null, into kept[0..packs) too.
+// The summation of packs that are whole and aligned on every rank: from pack `i` of the range while it is below `end`, by
+// the grid's stride. Gives the first pack that it left.
 template <class T, uint32_t N>
-SIGNAL_DEVICE void reduce_range(const AllReduceParams& p, const BlockShared& shared, const Window& w, uint64_t output,
-                                Pack* kept, uint64_t first, uint64_t packs) {
-  const uint32_t world = N == 0 ? p.group.world : N;
+SIGNAL_DEVICE uint64_t reduce_whole(const AllReduceParams& p, const BlockShared& shared, uint64_t output, Pack* kept,
+                                    uint64_t first, uint64_t i, uint64_t end, uint64_t step) {
   uint64_t held[N == 0 ? 1 : N];  // in registers, where the world size is known
-  bool aligned = is_aligned(output);
-  SIGNAL_UNROLL
-  for (uint32_t r = 0; r < world; r++) {
-    if constexpr (N != 0) held[r] = shared.source[r];
-    aligned = aligned && is_aligned(shared.source[r]);
+  if constexpr (N != 0) {
+    SIGNAL_UNROLL
+    for (uint32_t r = 0; r < N; r++) held[r] = shared.source[r];
   }
   const uint64_t* const source = N == 0 ? shared.source : held;
+  for (; i < end; i += step) {
+    const Pack sum = sum_pack<T, N, true>(source, p.group.world, p.group.rank, first + i, 0);
+    platform::store_pack(reinterpret_cast<Pack*>(output) + first + i, sum);
+    if (kept != nullptr) platform::store_pack(&kept[i], sum);
+  }
+  return i;
+}
+
+// Sums packs [first, first + packs) of the window into `output` (addressed like the window) and, when `kept` is not
+// null, into kept[0..packs) too.
+template <class T>
+SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, const Window& w, uint64_t output, Pack* kept,
+                          uint64_t first, uint64_t packs) {
+  const uint32_t world = p.group.world;
+  bool aligned = is_aligned(output);
+  for (uint32_t r = 0; r < world; r++) aligned = aligned && is_aligned(shared.source[r]);
   const uint64_t whole_in_window = w.count * T::kBytes / kPackBytes;
   const uint64_t whole = aligned && whole_in_window > first ? whole_in_window - first : 0;
+  const uint64_t end = whole < packs ? whole : packs;
 
   const Stride stride;
   uint64_t i = stride.first;
-  for (; i < packs && i < whole; i += stride.step) {
-    const Pack sum = sum_pack<T, N, true>(source, world, p.group.rank, first + i, w.count);
-    platform::store_pack(reinterpret_cast<Pack*>(output) + first + i, sum);
-    if (kept != nullptr) platform::store_pack(&kept[i], sum);
+  switch (world) {  // the world sizes of whole machines get loops of their own
+    case 2: i = reduce_whole<T, 2>(p, shared, output, kept, first, i, end, stride.step); break;
+    case 4: i = reduce_whole<T, 4>(p, shared, output, kept, first, i, end, stride.step); break;
+    case 8: i = reduce_whole<T, 8>(p, shared, output, kept, first, i, end, stride.step); break;
+    default: i = reduce_whole<T, 0>(p, shared, output, kept, first, i, end, stride.step);
   }
   for (; i < packs; i += stride.step) {  // the ragged end, or all of it when some address is not aligned
     const Pack sum = sum_pack<T, 0, false>(shared.source, world, p.group.rank, first + i, w.count);
@@ -103,23 +118,11 @@ SIGNAL_DEVICE void reduce_range(const AllReduceParams& p, const BlockShared& sha
   }
 }
 
-// The world sizes of whole machines get loops of their own.
-template <class T>
-SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, const Window& w, uint64_t output, Pack* kept,
-                          uint64_t first, uint64_t packs) {
-  switch (p.group.world) {
-    case 2: return reduce_range<T, 2>(p, shared, w, output, kept, first, packs);
-    case 4: return reduce_range<T, 4>(p, shared, w, output, kept, first, packs);
-    case 8: return reduce_range<T, 8>(p, shared, w, output, kept, first, packs);
-    default: return reduce_range<T, 0>(p, shared, w, output, kept, first, packs);
-  }
-}
-
 // Every rank reads every peer's window and adds all of it.
 template <class T>
 SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m = member(p.group, kOpAllReduceOneStage);
+  Member m(p.group, kOpAllReduceOneStage);
   const uint64_t total = packs_of<T>(p.count);
   bool alive = true;
   for (uint64_t first = 0; alive && first < total; first += p.window_packs) {
@@ -128,13 +131,12 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
     if (p.staged) stage<T>(p, input, w, 0, w.packs);
 
     if (platform::thread_id() == 0) shared.source[p.group.rank] = input;
-    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.staged)
-                       : publish_input<false>(m, shared, place_of(p, w), p.staged);
+    alive = publish_input(m, shared, place_of(p, w), p.staged, first == 0);
     if (!alive) return;
     reduce<T>(p, shared, w, p.output + first * kPackBytes, nullptr, 0, w.packs);
 #ifndef SIGNAL_MUTANT_NO_EXIT_BARRIER
     // Peers have read this rank's window: its owner may overwrite it. Nothing was published since the start.
-    alive = barrier(m, shared, kPhaseExit, false);
+    alive = barrier(m, shared, kPhaseExit, false, false);
 #endif
   }
 }
@@ -146,7 +148,7 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
 template <class T>
 SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m = member(p.group, kOpAllReduceTwoStage);
+  Member m(p.group, kOpAllReduceTwoStage);
   const uint32_t rank = p.group.rank;
   const uint32_t world = p.group.world;
   const uint64_t sums = p.window_packs * kPackBytes;  // from the start of the scratch
@@ -170,13 +172,12 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
       }
     }
     if (platform::thread_id() == 0) shared.source[rank] = input;
-    alive = first == 0 ? publish_input<true>(m, shared, place_of(p, w), p.staged)
-                       : publish_input<false>(m, shared, place_of(p, w), p.staged);
+    alive = publish_input(m, shared, place_of(p, w), p.staged, first == 0);
     if (!alive) return;
     Pack* const kept = reinterpret_cast<Pack*>(scratch_of(p, rank) + sums);
     reduce<T>(p, shared, w, output, kept, shard_first(rank), shard_packs(rank));
 
-    if (!barrier(m, shared, kPhaseMiddle, true)) return;
+    if (!barrier(m, shared, kPhaseMiddle, true, false)) return;
     const Stride stride;
     for (uint32_t k = 1; k < world; k++) {
       const uint32_t from = (rank + k) % world;  // not all ranks at one peer at once
@@ -189,7 +190,7 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     }
 #ifndef SIGNAL_MUTANT_NO_EXIT_BARRIER
     // Peers have read this rank's sums: the next window, or the next call, may overwrite them.
-    alive = barrier(m, shared, kPhaseExit, false);
+    alive = barrier(m, shared, kPhaseExit, false, false);
 #endif
   }
 }

@@ -11,11 +11,12 @@ namespace signal_comm {
 
 // What a publishing barrier tells the peers: where each of them finds this rank's input. An address is below 2^63.
 struct Place {
-  const uint64_t* view;  // by peer; null when staged
+  bool staged;           // in this rank's scratch, from its start
+  const uint64_t* view;  // else: where each peer sees it; null for a number that is no address
   uint64_t offset;       // bytes from there
 };
 
-constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address: at the start of this rank's scratch
+constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address
 
 // Shared by the threads of a block.
 struct BlockShared {
@@ -33,19 +34,19 @@ SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
   }
 }
 
-// Counts the call, for fault records. One writer: thread 0 of block 0.
-SIGNAL_DEVICE void count_call(const Member& m) {
-  if (platform::block_id() == 0 && platform::thread_id() == 0) {
-    uint32_t* sequence = &m.control->sequence[m.group.domain];
-    platform::store_relaxed(sequence, platform::load_relaxed(sequence) + 1);
-  }
-}
-
-// The four things in which the two kinds of barrier differ.
+// The things in which the two kinds of barrier differ.
 
 struct CounterBarrier {
-  const Member& m;
+  Member& m;
 
+  // What was last read of a peer's word.
+  struct Word {
+    flag_t seen;
+    SIGNAL_DEVICE flag_t value() const { return seen; }
+    SIGNAL_DEVICE bool is(flag_t expected) const { return seen == expected; }
+  };
+
+  SIGNAL_DEVICE flag_t& own_count() const { return m.count; }
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
     return &m.signal->self_counter[m.group.domain][platform::block_id()][peer];
   }
@@ -66,23 +67,28 @@ struct CounterBarrier {
       platform::signal_relaxed(to, value);
     }
   }
-  SIGNAL_DEVICE bool is_here(uint32_t peer, flag_t value) const {
-    return platform::load_relaxed(word(m.signal, value, peer)) == value;
+  SIGNAL_DEVICE Word look(uint32_t peer, flag_t value) const {
+    return Word{platform::load_relaxed(word(m.signal, value, peer))};
   }
-  SIGNAL_DEVICE void arrived(uint32_t peer, flag_t value, bool ordered) const {
+  SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
     // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
-    if (ordered) platform::acquire(word(m.signal, value, peer));
-  }
-  SIGNAL_DEVICE uint32_t seen(uint32_t peer, flag_t value) const {
-    return platform::load_relaxed(word(m.signal, value, peer));
+    if (ordered) platform::acquire(word(m.signal, found.seen, peer));
   }
 };
 
 struct PublishingBarrier {
-  const Member& m;
+  Member& m;
   BlockShared& shared;
   Place place;
 
+  struct Word {
+    Line line;
+    SIGNAL_DEVICE flag_t value() const { return flag_t(line.low >> 32); }
+    SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected && flag_t(line.high >> 32) == expected; }
+    SIGNAL_DEVICE uint64_t data() const { return line.high << 32 | uint32_t(line.low); }
+  };
+
+  SIGNAL_DEVICE flag_t& own_count() const { return m.line_count; }
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
     return &m.control->line_counter[m.group.domain][platform::block_id()][peer];
   }
@@ -90,7 +96,8 @@ struct PublishingBarrier {
     return &at->lines[m.group.domain][epoch & 1][platform::block_id()][from];
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
-    const uint64_t data = place.view == nullptr ? kStaged : place.view[peer] + place.offset;
+    const uint64_t start = place.view == nullptr ? 0 : place.view[peer];
+    const uint64_t data = place.staged ? kStaged : start + place.offset;
     const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
     const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
     Line* to = line(control_of(m.group, peer), epoch, m.group.rank);
@@ -100,29 +107,24 @@ struct PublishingBarrier {
       platform::signal_relaxed(to, low, high);
     }
   }
-  SIGNAL_DEVICE bool is_here(uint32_t peer, flag_t epoch) const {
-    const Line l = platform::load_line(line(m.control, epoch, peer));
-    return flag_t(l.low >> 32) == epoch && flag_t(l.high >> 32) == epoch;
+  SIGNAL_DEVICE Word look(uint32_t peer, flag_t epoch) const {
+    return Word{platform::load_line(line(m.control, epoch, peer))};
   }
-  SIGNAL_DEVICE void arrived(uint32_t peer, flag_t epoch, bool ordered) const {
-    const Line* from = line(m.control, epoch, peer);
-    const Line l = platform::load_line(from);
-    const uint64_t data = (l.high & 0xffffffffu) << 32 | (l.low & 0xffffffffu);
+  SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
+    const uint64_t data = found.data();
     // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
     // predates its kernel.
-    if (ordered || data == kStaged) platform::acquire(&from->low);
+    if (ordered || data == kStaged) platform::acquire(&line(m.control, found.value(), peer)->low);
     shared.source[peer] = data == kStaged ? m.group.base[peer] + m.group.scratch_offset : data;
-  }
-  SIGNAL_DEVICE uint32_t seen(uint32_t peer, flag_t epoch) const {
-    return uint32_t(platform::load_line(line(m.control, epoch, peer)).low >> 32);
   }
 };
 
 // Runs one barrier. Every thread of the block calls it and gets the same answer; false: the kernel must leave now. The
-// first barrier of a kernel looks at the abort word before it signals anything: a signal sent after a fault could be
-// taken for another barrier's.
-template <bool kFirst, class Kind>
-SIGNAL_DEVICE bool run_barrier(const Member& m, BlockShared& shared, const Kind& kind, uint32_t phase, bool ordered) {
+// first barrier of a kernel (`first`) heeds the abort word before it signals anything: a signal sent after a fault could be taken
+// for another barrier's.
+template <class Kind>
+SIGNAL_DEVICE bool run_barrier(const Kind& kind, BlockShared& shared, uint32_t phase, bool ordered, bool first) {
+  Member& m = kind.m;
   const GroupParams& g = m.group;
   const uint32_t thread = platform::thread_id();
   const uint32_t threads = platform::block_dim();
@@ -131,29 +133,28 @@ SIGNAL_DEVICE bool run_barrier(const Member& m, BlockShared& shared, const Kind&
   // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
   // stores, so each wave releases its own.
   if (strong) platform::release_wave();
-  if (!kFirst || strong) platform::block_sync();
+  if (!first || strong) platform::block_sync();
 
-  bool failed = false;
-  if (kFirst && thread < g.world) failed = aborted(m);
-  flag_t mine = 0;  // of peer `thread`: spares reading the counter again
+  bool failed = first && m.abort != 0;
   if (!failed) {
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
     for (uint32_t peer = thread; peer < g.world; peer += threads) {
       if (peer == g.rank) continue;
-      const flag_t value = platform::load(kind.counter(peer)) + 1;
-      platform::store(kind.counter(peer), value);
-      if (peer == thread) mine = value;
+      const flag_t value = (peer == thread ? kind.own_count() : platform::load(kind.counter(peer))) + 1;
       kind.send(peer, value, strong);
+      platform::store(kind.counter(peer), value);
     }
-    if (kFirst) count_call(m);
+    if (first) m.count_call();
+    kind.own_count() += 1;
     for (uint32_t peer = thread; peer < g.world; peer += threads) {
       shared.late[peer] = 0;
       if (peer == g.rank) continue;
-      const flag_t value = peer == thread ? mine : platform::load(kind.counter(peer));
-      const auto here = [&] { return kind.is_here(peer, value); };
+      const flag_t value = peer == thread ? kind.own_count() : platform::load(kind.counter(peer));
+      typename Kind::Word found;
+      const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
       // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
       if (failed ? here() : wait_until(m, here)) {
-        kind.arrived(peer, value, strong);
+        kind.arrived(peer, found, strong);
       } else {
         shared.late[peer] = 1;
         failed = true;
@@ -173,21 +174,19 @@ SIGNAL_DEVICE bool run_barrier(const Member& m, BlockShared& shared, const Kind&
 }
 
 // A barrier without data.
-template <bool kFirst = false>
-SIGNAL_DEVICE bool barrier(const Member& m, BlockShared& shared, uint32_t phase, bool ordered) {
-  return run_barrier<kFirst>(m, shared, CounterBarrier{m}, phase, ordered);
+SIGNAL_DEVICE bool barrier(Member& m, BlockShared& shared, uint32_t phase, bool ordered, bool first) {
+  return run_barrier(CounterBarrier{m}, shared, phase, ordered, first);
 }
 
 // A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where rank r's input lies.
-template <bool kFirst>
-SIGNAL_DEVICE bool publish_input(const Member& m, BlockShared& shared, Place place, bool ordered) {
-  return run_barrier<kFirst>(m, shared, PublishingBarrier{m, shared, place}, kPhaseStart, ordered);
+SIGNAL_DEVICE bool publish_input(Member& m, BlockShared& shared, const Place& place, bool ordered, bool first) {
+  return run_barrier(PublishingBarrier{m, shared, place}, shared, kPhaseStart, ordered, first);
 }
 
 SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m = member(params.group, kOpBarrier);
-  barrier<true>(m, shared, kPhaseStart, true);
+  Member m(params.group, kOpBarrier);
+  barrier(m, shared, kPhaseStart, true, true);
 }
 
 }  // namespace signal_comm

@@ -33,7 +33,7 @@ SIGNAL_DEVICE void probe_delay(uint32_t random, uint32_t max_delay) {
 SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
   SIGNAL_SHARED(BlockShared, shared);
   const GroupParams& g = params.group;
-  const Member m = member(g, kOpBarrierProbe);
+  Member m(g, kOpBarrierProbe);
   const uint32_t block = platform::block_id();
   const uint32_t thread = block * platform::block_dim() + platform::thread_id();
   uint32_t wrong_rounds = 0;
@@ -47,12 +47,9 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
     bool alive;
     const bool publishing = round % 2 == 1;
     if (publishing) {
-      const uint64_t nowhere[kMaxGpus] = {};
-      alive = publish_input<false>(m, shared, Place{nowhere, published(round, g.rank)}, true);
-    } else if (round == 0) {
-      alive = barrier<true>(m, shared, kPhaseStart, true);
+      alive = publish_input(m, shared, Place{false, nullptr, published(round, g.rank)}, true, false);
     } else {
-      alive = barrier(m, shared, kPhaseMiddle, true);
+      alive = barrier(m, shared, round == 0 ? kPhaseStart : kPhaseMiddle, true, round == 0);
     }
     if (!alive) return;
 
@@ -65,7 +62,7 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
       if (publishing) wrong |= shared.source[peer] != published(round, peer);
     }
     wrong_rounds += platform::block_any(wrong) ? 1 : 0;
-    if (!barrier(m, shared, kPhaseExit, false)) return;
+    if (!barrier(m, shared, kPhaseExit, false, false)) return;
   }
   if (platform::thread_id() == 0) {
     platform::store(reinterpret_cast<uint32_t*>(params.mismatches) + block, wrong_rounds);

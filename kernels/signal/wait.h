@@ -8,15 +8,6 @@
 
 namespace signal_comm {
 
-// A rank's own structures, and its parameters.
-struct Member {
-  const GroupParams& group;
-  Signal* signal;
-  Control* control;
-  HostControl* host;
-  uint32_t operation;
-};
-
 SIGNAL_DEVICE Signal* signal_of(const GroupParams& group, uint32_t rank) {
   return reinterpret_cast<Signal*>(group.base[rank]);
 }
@@ -25,10 +16,47 @@ SIGNAL_DEVICE Control* control_of(const GroupParams& group, uint32_t rank) {
   return reinterpret_cast<Control*>(group.base[rank] + kControlOffset);
 }
 
-SIGNAL_DEVICE Member member(const GroupParams& group, uint32_t operation) {
-  return Member{group, signal_of(group, group.rank), control_of(group, group.rank),
-                reinterpret_cast<HostControl*>(group.host_control), operation};
-}
+// One thread's view of its rank: the parameters, the rank's own structures, and what it read of them when the kernel
+// began. Everything is read there at once: one trip to memory instead of one before each barrier.
+struct Member {
+  const GroupParams& group;
+  Signal* signal;
+  Control* control;
+  HostControl* host;
+  uint32_t operation;
+  // Of peer `thread_id()`, if there is one: barriers begun, of either kind. The memory follows at each barrier.
+  flag_t count;
+  flag_t line_count;
+  uint64_t abort;     // the abort word when the kernel began
+  uint32_t sequence;  // calls begun before this one; thread 0 of block 0 alone
+
+  SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op)
+      : group(params),
+        signal(signal_of(params, params.rank)),
+        control(control_of(params, params.rank)),
+        host(reinterpret_cast<HostControl*>(params.host_control)),
+        operation(op),
+        count(0),
+        line_count(0),
+        abort(0),
+        sequence(0) {
+    const uint32_t thread = platform::thread_id();
+    const uint32_t block = platform::block_id();
+    if (thread < params.world) {
+      abort = platform::load_relaxed(&control->abort);
+      count = platform::load(&signal->self_counter[params.domain][block][thread]);
+      line_count = platform::load(&control->line_counter[params.domain][block][thread]);
+      if (thread == 0 && block == 0) sequence = platform::load_relaxed(&control->sequence[params.domain]);
+    }
+  }
+
+  // Counts the call, for fault records. One writer, after its first signal has left.
+  SIGNAL_DEVICE void count_call() const {
+    if (platform::block_id() == 0 && platform::thread_id() == 0) {
+      platform::store_relaxed(&control->sequence[group.domain], sequence + 1);
+    }
+  }
+};
 
 SIGNAL_DEVICE bool aborted(const Member& m) { return platform::load_relaxed(&m.control->abort) != 0; }
 
@@ -80,7 +108,7 @@ SIGNAL_DEVICE void report_fault(const Member& m, const Kind& kind, uint32_t phas
     if (peer == g.rank) continue;
     const flag_t value = platform::load(kind.counter(peer));
     platform::store_relaxed(&record.expected[peer], value);
-    platform::store_relaxed(&record.seen[peer], kind.seen(peer, value));
+    platform::store_relaxed(&record.seen[peer], kind.look(peer, value).value());
   }
   // Release: pairs with the host's acquire load of the status, behind which it reads the record. A relaxed store could
   // show the status before the record.

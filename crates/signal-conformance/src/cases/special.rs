@@ -133,10 +133,27 @@ pub fn all_reduce_special_order_and_rounding<B: Backend>(rig: &Rig<B>) {
         ],
     );
     // A sum kept in f16 would stay at 2048, where the step is 2; one that overflows on the way comes back.
+    let tiny = 2f32.powi(-10);
     check::<B, f16>(
         rig,
-        &[(&[2048.0, 1.0, 1.0], 2050.0), (&[65504.0, 65504.0, -65504.0], 65504.0), (&[65504.0, 16.0], f32::INFINITY)],
+        &[
+            (&[2048.0, 1.0, 1.0], 2050.0),
+            (&[65504.0, 65504.0, -65504.0], 65504.0),
+            (&[65504.0, 16.0], f32::INFINITY),
+            (&[32768.0, tiny, -32768.0], 0.0),
+            (&[32768.0, -32768.0, tiny], tiny),
+        ],
     );
     // In bf16 the step at 256 is 2.
-    check::<B, bf16>(rig, &[(&[256.0, 1.0, 1.0], 258.0), (&[256.0, 1.0], 256.0), (&[258.0, 1.0], 260.0)]);
+    let huge = 2f32.powi(27);
+    check::<B, bf16>(
+        rig,
+        &[
+            (&[256.0, 1.0, 1.0], 258.0),
+            (&[256.0, 1.0], 256.0),
+            (&[258.0, 1.0], 260.0),
+            (&[huge, 1.0, -huge], 0.0),
+            (&[huge, -huge, 1.0], 1.0),
+        ],
+    );
 }
