@@ -12,4 +12,6 @@ export SIGNAL_REQUIRE_IMAGES=host,cuda
 
 cargo run --release --features cuda -- doctor
 cargo test --features cuda --test cuda
-cargo run --release --features cuda -- bench all-reduce --backend cuda --ranks $((gpus < 8 ? gpus : 8))
+ranks=$((gpus < 8 ? gpus : 8))
+if [ "$ranks" -eq 1 ]; then bench=(--ranks 2 --share-devices); else bench=(--ranks "$ranks"); fi
+cargo run --release --features cuda -- bench all-reduce --backend cuda "${bench[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a runner with AMD GPUs executes: the suite, `doctor` and a benchmark on the ROCm backend. It needs Rust, a C++
-# compiler, and ROCm with hipcc.
+# What a runner with AMD GPUs executes: `doctor` and the tests of the ROCm backend, and with ROCm's own hipcc. It needs
+# Rust, a C++ compiler, and ROCm.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 rocm=${ROCM_PATH:-/opt/rocm}
@@ -12,4 +12,3 @@ export SIGNAL_REQUIRE_IMAGES=host,hip
 
 cargo run --release --features rocm -- doctor
 cargo test --features rocm --test rocm
-cargo run --release --features rocm -- bench all-reduce --backend rocm --ranks $((gpus < 8 ? gpus : 8))
