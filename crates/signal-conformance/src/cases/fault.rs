@@ -196,12 +196,12 @@ pub fn timeout_ends_different_calls<B: Backend>(rig: &Rig<B>) {
     let [barrier, one, two] = Operation::ALL;
     for (first, second) in [(barrier, one), (barrier, two), (one, two)] {
         let mut world = short_lived(rig, 2);
-        // Staged, so that no rank reads what another one writes: with symmetric memory that would be a data race.
+        // Staged by one block, so that no rank reads what another one writes: a data race otherwise.
         let mut buffers = world.local::<f32>(1000);
         let began = Instant::now();
         world.each(|rank, comm, stream| {
             let operation = if rank == 0 { first } else { second };
-            operation.launch(comm, stream, &mut buffers[rank], |_| ())
+            operation.launch(comm, stream, &mut buffers[rank], |o| o.blocks = Some(1))
         });
         // Both start; the one with fewer barriers may finish. The other misses it.
         let found = timeout(&world, 1);
