@@ -57,7 +57,9 @@ SIGNAL_DEVICE void acquire(const uint64_t* p) { [[maybe_unused]] uint64_t v; asm
 #endif
 
 template <class P> SIGNAL_DEVICE P load_pack(const P* p) { P v; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
-template <class P> SIGNAL_DEVICE P load_pack_peer(const P* p) { P v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
+// Strong, so never from L1, which a relaxed barrier leaves as it is; as fast as a plain load, where L1::no_allocate took 93 us
+// instead of 75 at 64 MiB (two ranks on one H200).
+template <class P> SIGNAL_DEVICE P load_pack_peer(const P* p) { P v; asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
 template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
 
 SIGNAL_DEVICE bool claim(uint32_t* p) { return atomicExch(p, 1u) == 0; }

@@ -50,59 +50,73 @@ SIGNAL_DEVICE void stage(const AllReduceParams& p, const Window& w, uint32_t fir
   }
 }
 
+// A number that the compiler knows, as an argument.
+template <uint32_t N>
+struct Count {
+  static constexpr uint32_t value = N;
+};
+
 // Tells the peers where this rank's window lies and learns where theirs do.
-SIGNAL_DEVICE bool publish_window(Member& m, BlockShared& shared, const AllReduceParams& p, const Window& w) {
-  const bool staged = is_staged(p);
+SIGNAL_DEVICE bool publish_window(Member& m, BlockShared& shared, const AllReduceParams& p, const Window& w, bool staged) {
   if (platform::thread_id() == 0) shared.source[p.group.rank] = w.input;
   return publish_input(m, shared, Place{staged, p.view, w.first * kPackBytes}, staged, w.start);
 }
 
-// The sum of pack `pack` over all ranks, in rank order. `source[r]` is where rank r's window begins; N is the world size,
-// or 0 when only `world` knows it. A pack that is not whole has what is left of `count` elements.
-template <class T, uint32_t N, bool kWhole>
-SIGNAL_DEVICE Pack sum_pack(const uint64_t* source, uint32_t world, uint32_t rank, uint32_t pack, uint64_t count) {
-  const auto load = [&](uint32_t r) {
-    return kWhole ? load_whole<From::kPeer>(source[r] + uint64_t(pack) * kPackBytes)
-                  : load_any<T, From::kPeer>(source[r], pack, count);
-  };
+// Rank `rank`'s pack `pack` of the window that begins at `source`. One that is not whole has what is left of `count`
+// elements.
+template <class T, bool kWhole>
+SIGNAL_DEVICE Pack load_pack_of(uint64_t source, uint32_t pack, uint64_t count) {
+  return kWhole ? load_whole<From::kPeer>(source + uint64_t(pack) * kPackBytes) : load_any<T, From::kPeer>(source, pack, count);
+}
+
+// The sum of one pack over all ranks, in rank order.
+template <class T, class Load>
+SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
   Sum<T> sum;
 #ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
   for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
 #else
   (void)rank;
-  if constexpr (N != 0) {
-    Pack packs[N];  // all loads are on their way before the first is needed
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) packs[r] = load(r);
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) sum.add(packs[r]);
-  } else {
-    for (uint32_t r = 0; r < world; r++) sum.add(load(r));
-  }
+  SIGNAL_UNROLL
+  for (uint32_t r = 0; r < world; r++) sum.add(load(r));
 #endif
   return sum.finish();
 }
 
 // The summation of packs that are whole and aligned on every rank: pack `i` of the range and every `step`th behind it,
-// below `end`. Gives the first pack that it left: `i` itself when some address is not aligned.
+// below `end`. Gives the first pack that it left: `i` itself when some address is not aligned. N is the world size.
 template <class T, uint32_t N>
 SIGNAL_DEVICE uint32_t reduce_whole(const AllReduceParams& p, const BlockShared& shared, const Window& w, Pack* kept,
                                     uint32_t first, uint32_t i, uint32_t end, uint32_t step) {
-  const uint32_t world = N == 0 ? p.group.world : N;
-  uint64_t held[N == 0 ? 1 : N];  // in registers, where the world size is known
+  // Packs of each rank that are on their way at once: as many as the registers hold.
+  constexpr uint32_t kAhead = N == 2 ? 4 : N == 4 ? 2 : 1;
+  uint64_t source[N];
   uint64_t bits = w.output;
   SIGNAL_UNROLL
-  for (uint32_t r = 0; r < world; r++) {
-    if constexpr (N != 0) held[r] = shared.source[r];
-    bits |= shared.source[r];
-  }
+  for (uint32_t r = 0; r < N; r++) bits |= source[r] = shared.source[r];
   if (!is_aligned(bits)) return i;
-  const uint64_t* const source = N == 0 ? shared.source : held;
-  for (; i < end; i += step) {
-    const Pack sum = sum_pack<T, N, true>(source, world, p.group.rank, first + i, 0);
-    platform::store_pack(reinterpret_cast<Pack*>(w.output) + first + i, sum);
-    if (kept != nullptr) platform::store_pack(&kept[i], sum);
+
+  Pack* const output = reinterpret_cast<Pack*>(w.output) + first;
+  const auto reduce_some = [&](auto ahead) {
+    constexpr uint32_t kSome = decltype(ahead)::value;
+    Pack packs[kSome][N];  // all loads are on their way before the first is needed
+    SIGNAL_UNROLL
+    for (uint32_t k = 0; k < kSome; k++) {
+      SIGNAL_UNROLL
+      for (uint32_t r = 0; r < N; r++) packs[k][r] = load_pack_of<T, true>(source[r], first + i + k * step, 0);
+    }
+    SIGNAL_UNROLL
+    for (uint32_t k = 0; k < kSome; k++) {
+      const Pack sum = sum_ranks<T>(N, p.group.rank, [&](uint32_t r) { return packs[k][r]; });
+      platform::store_pack(&output[i + k * step], sum);
+      if (kept != nullptr) platform::store_pack(&kept[i + k * step], sum);
+    }
+    i += kSome * step;
+  };
+  if constexpr (kAhead > 1) {
+    while (i + (kAhead - 1) * step < end) reduce_some(Count<kAhead>{});
   }
+  while (i < end) reduce_some(Count<1>{});
   return i;
 }
 
@@ -116,18 +130,42 @@ SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, c
 
   const Stride stride;
   uint32_t i = stride.first;
-  switch (p.group.world) {  // the world sizes of whole machines get loops of their own
-    case 2: i = reduce_whole<T, 2>(p, shared, w, kept, first, i, end, stride.step); break;
-    case 4: i = reduce_whole<T, 4>(p, shared, w, kept, first, i, end, stride.step); break;
-    case 8: i = reduce_whole<T, 8>(p, shared, w, kept, first, i, end, stride.step); break;
-    default: i = reduce_whole<T, 0>(p, shared, w, kept, first, i, end, stride.step);
-  }
+  const auto whole_packs = [&](auto world) {
+    i = reduce_whole<T, decltype(world)::value>(p, shared, w, kept, first, i, end, stride.step);
+  };
+  // Each world size has a loop of its own, so that its addresses and packs are registers. The commonest first, and no
+  // switch: its jump table would be one more cold miss.
+  const uint32_t world = p.group.world;
+  if (world == 2) whole_packs(Count<2>{});
+  else if (world == 4) whole_packs(Count<4>{});
+  else if (world == 8) whole_packs(Count<8>{});
+  else if (world == 3) whole_packs(Count<3>{});
+  else if (world == 5) whole_packs(Count<5>{});
+  else if (world == 6) whole_packs(Count<6>{});
+  else if (world == 7) whole_packs(Count<7>{});
+  else whole_packs(Count<1>{});
   for (; i < packs; i += stride.step) {  // the ragged end, or all of it when some address is not aligned
     const uint64_t count = elements_from<T>(p, w.first);
-    const Pack sum = sum_pack<T, 0, false>(shared.source, p.group.world, p.group.rank, first + i, count);
+    const Pack sum = sum_ranks<T>(world, p.group.rank, [&](uint32_t r) {
+      return load_pack_of<T, false>(shared.source[r], first + i, count);
+    });
     store_any<T>(w.output, first + i, count, sum);
     if (kept != nullptr) platform::store_pack(&kept[i], sum);
   }
+}
+
+// One window of the one-stage algorithm.
+template <class T>
+SIGNAL_DEVICE bool one_stage_window(Member& m, BlockShared& shared, const AllReduceParams& p, const Window& w, bool staged) {
+  if (staged) stage<T>(p, w, 0, w.packs);
+  if (!publish_window(m, shared, p, w, staged)) return false;
+  reduce<T>(p, shared, w, nullptr, 0, w.packs);
+#ifdef SIGNAL_MUTANT_NO_EXIT_BARRIER
+  return true;
+#else
+  // Peers have read this rank's window: its owner may overwrite it. Nothing was published since the start.
+  return barrier(m, kPhaseExit, false, w.exit);
+#endif
 }
 
 // Every rank reads every peer's window and adds all of it.
@@ -135,15 +173,14 @@ template <class T>
 SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   Member m(p.group, kOpAllReduceOneStage);
+  if (!is_staged(p) && p.packs <= p.window_packs) {
+    // The short path: what is known here takes no instructions below.
+    const Window w = {0, uint32_t(p.packs), p.input, p.output, Turn::kFirst, Turn::kLast};
+    one_stage_window<T>(m, shared, p, w, false);
+    return;
+  }
   for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
-    const Window w = window_at(p, first);
-    if (is_staged(p)) stage<T>(p, w, 0, w.packs);
-    if (!publish_window(m, shared, p, w)) return;
-    reduce<T>(p, shared, w, nullptr, 0, w.packs);
-#ifndef SIGNAL_MUTANT_NO_EXIT_BARRIER
-    // Peers have read this rank's window: its owner may overwrite it. Nothing was published since the start.
-    if (!barrier(m, kPhaseExit, false, w.exit)) return;
-#endif
+    if (!one_stage_window<T>(m, shared, p, window_at(p, first), is_staged(p))) return;
   }
 }
 
@@ -174,7 +211,7 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
         if (r != rank) stage<T>(p, w, shard_first(r), shard_packs(r));
       }
     }
-    if (!publish_window(m, shared, p, w)) return;
+    if (!publish_window(m, shared, p, w, is_staged(p))) return;
     Pack* const kept = reinterpret_cast<Pack*>(p.group.own + sums);
     reduce<T>(p, shared, w, kept, shard_first(rank), shard_packs(rank));
 

@@ -110,12 +110,14 @@ struct PublishingBarrier {
     return Word{platform::load_line(line(m.group.own, epoch, peer))};
   }
   SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
-    uint64_t data = found.data();
+    const uint64_t data = found.data();
+    shared.source[peer] = data;
     // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
     // predates its kernel.
-    if (ordered || data == kStaged) platform::acquire(&line(m.group.own, found.value(), peer)->low);
-    if (data == kStaged) data = m.group.base[peer] + m.group.scratch_offset;
-    shared.source[peer] = data;
+    if (ordered || data == kStaged) {
+      platform::acquire(&line(m.group.own, found.value(), peer)->low);
+      if (data == kStaged) shared.source[peer] = m.group.base[peer] + m.group.scratch_offset;
+    }
   }
 };
 
@@ -141,18 +143,11 @@ SIGNAL_DEVICE bool run_barrier(const Kind& kind, uint32_t phase, bool ordered, T
   uint32_t late = 0;
   bool failed = turn == Turn::kFirst && m.abort != 0;
   if (thread < g.world && !failed) {
-    // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
-    kind.own_count() += 1;
-    for (uint32_t peer = thread; peer < g.world; peer += threads) {
-      if (peer == g.rank) continue;
-      const flag_t value = peer == thread ? kind.own_count() : platform::load_relaxed(kind.counter(peer)) + 1;
+    const auto send = [&](uint32_t peer, flag_t value) {
       kind.send(peer, value, strong);
       platform::store_relaxed(kind.counter(peer), value);
-    }
-    if (turn == Turn::kFirst) m.count_call();
-    for (uint32_t peer = thread; peer < g.world; peer += threads) {
-      if (peer == g.rank) continue;
-      const flag_t value = peer == thread ? kind.own_count() : platform::load_relaxed(kind.counter(peer));
+    };
+    const auto wait = [&](uint32_t peer, flag_t value) {
       typename Kind::Word found;
       const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
       // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
@@ -161,6 +156,18 @@ SIGNAL_DEVICE bool run_barrier(const Kind& kind, uint32_t phase, bool ordered, T
       } else {
         late |= 1u << peer;
       }
+    };
+    // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all. A
+    // thread's first peer has its number; the loops are for blocks of fewer threads than there are ranks.
+    const flag_t value = kind.own_count() += 1;
+    if (thread != g.rank) send(thread, value);
+    for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
+      if (peer != g.rank) send(peer, platform::load_relaxed(kind.counter(peer)) + 1);
+    }
+    if (turn == Turn::kFirst) m.count_call();
+    if (thread != g.rank) wait(thread, value);
+    for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
+      if (peer != g.rank) wait(peer, platform::load_relaxed(kind.counter(peer)));
     }
     failed = late != 0;
   }

@@ -47,8 +47,8 @@ struct Member {
     if (thread < params.world) {
       const uint32_t offset = counter_offset(params.domain, block, thread);
       abort = platform::load_relaxed(at<uint64_t>(params.own, kAbort));
-      line_count = platform::load_relaxed(at<flag_t>(params.own, kLineCounters + offset));
-      count = platform::load_relaxed(at<flag_t>(params.own, kSelfCounters + offset));
+      line_count = platform::load(at<flag_t>(params.own, kLineCounters + offset));
+      count = platform::load(at<flag_t>(params.own, kSelfCounters + offset));
       // By all, though one needs it: a branch here would wait for the loads above.
       sequence = platform::load_relaxed(sequence_word());
     }

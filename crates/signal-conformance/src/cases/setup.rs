@@ -70,6 +70,17 @@ pub fn misuse_unusable_settings<B: Backend>(rig: &Rig<B>) {
             other => panic!("{changed}: {other:?}"),
         }
     }
+    // What no device could run is refused here, not at the first call.
+    let too_many = |change: fn(&mut Settings)| {
+        let mut settings = settings();
+        change(&mut settings);
+        let builder = Communicator::<B>::builder().settings(settings).share_devices(true);
+        builder.all_local(&rig.devices_for(2)).unwrap_err()
+    };
+    let found = too_many(|s| s.blocks = Some(u32::MAX));
+    assert!(matches!(found, Error::ApiMisuse(ApiMisuse::Grid { blocks: u32::MAX, .. })), "{found:?}");
+    let found = too_many(|s| s.threads = Some(u32::MAX));
+    assert!(matches!(found, Error::ApiMisuse(ApiMisuse::Threads { threads: u32::MAX, .. })), "{found:?}");
 }
 
 /// One device for two ranks takes an explicit word.

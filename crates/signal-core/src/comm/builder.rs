@@ -96,6 +96,7 @@ impl<B: Backend> Builder<B> {
         let infos: Vec<_> = ranks.iter().map(|(device, _)| B::describe(device)).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let budget = BlockBudget::new(max_threads, |threads| resident_blocks::<B>(ranks, &modules, threads))?;
+        budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
         let group = Arc::new(Group::new(members, infos[0].family, budget));
         let ticks = |rank: usize| {
             let ticks = settings.timeout.as_secs_f64() * infos[rank].clock_hz as f64;

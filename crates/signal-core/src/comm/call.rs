@@ -282,7 +282,7 @@ impl<'c, B: Backend> Call<'c, B> {
         uses: &[&B::Buffer],
     ) -> Result<()> {
         let comm = self.comm;
-        comm.check_grid(grid, threads)?;
+        comm.group.budget.check(grid, threads)?;
         comm.check_poison()?;
         comm.take_stream(self.options.domain, stream)?;
         let mut all = BufferList::new(comm.group.members[comm.rank].host.memory());

@@ -47,6 +47,19 @@ impl BlockBudget {
         Ok(BlockBudget { max_threads, blocks })
     }
 
+    /// Refuses a grid that does not fit.
+    pub(crate) fn check(&self, blocks: u32, threads: u32) -> Result<()> {
+        let limit = self.max_threads;
+        if threads == 0 || threads > limit {
+            return Err(ApiMisuse::Threads { threads, limit }.into());
+        }
+        let budget = self.blocks(threads);
+        if blocks == 0 || blocks > budget {
+            return Err(ApiMisuse::Grid { blocks, budget }.into());
+        }
+        Ok(())
+    }
+
     pub(crate) fn max_threads(&self) -> u32 {
         self.max_threads
     }
@@ -64,11 +77,33 @@ struct RankStreams<B: Backend> {
     /// False once the rank's communicator is gone: its streams may go to other ranks, but its calls may still run.
     alive: bool,
     last: [Option<B::Stream>; NUM_BARRIER_DOMAINS],
+    /// Streams that a domain has left; its calls may still be there.
+    former: Vec<B::Stream>,
+}
+
+impl<B: Backend> RankStreams<B> {
+    fn new() -> Self {
+        RankStreams { alive: true, last: Default::default(), former: Vec::new() }
+    }
+
+    /// True while another rank would queue behind this one's calls, which may be waiting for its own.
+    fn holds(&self, id: StreamId) -> Result<bool> {
+        if !self.alive {
+            return Ok(false);
+        }
+        if self.last.iter().flatten().any(|stream| B::stream_id(stream) == id) {
+            return Ok(true);
+        }
+        match self.former.iter().find(|stream| B::stream_id(stream) == id) {
+            Some(stream) => Ok(!B::is_idle(stream)?),
+            None => Ok(false),
+        }
+    }
 }
 
 impl<B: Backend> Group<B> {
     pub(crate) fn new(members: Vec<Member<B>>, family: DeviceFamily, budget: BlockBudget) -> Self {
-        let streams = members.iter().map(|_| RankStreams { alive: true, last: Default::default() }).collect();
+        let streams = members.iter().map(|_| RankStreams::new()).collect();
         Group { members, family, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
     }
 
@@ -80,23 +115,28 @@ impl<B: Backend> Group<B> {
     /// Notes that `rank` uses `stream` for `domain` from now on.
     ///
     /// # Errors
-    /// Another rank uses the stream.
+    /// Another rank uses the stream, or has left unfinished calls there.
     pub(crate) fn use_stream(&self, rank: usize, domain: u32, stream: &B::Stream) -> Result<()> {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let id: StreamId = B::stream_id(stream);
         for (first, other) in streams.iter().enumerate() {
-            if first != rank && other.alive && other.last.iter().flatten().any(|s| B::stream_id(s) == id) {
+            if first != rank && other.holds(id)? {
                 return Err(ApiMisuse::SharedStream { first, second: rank }.into());
             }
         }
-        streams[rank].last[domain as usize] = Some(stream.clone());
+        let mine = &mut streams[rank];
+        if let Some(left) = mine.last[domain as usize].replace(stream.clone()) {
+            // An error means that nothing is known of the stream: it stays.
+            mine.former.retain(|former| !B::is_idle(former).unwrap_or(false) && B::stream_id(former) != id);
+            mine.former.push(left);
+        }
         Ok(())
     }
 
     /// Every stream on which a call of any rank may still run.
     pub(crate) fn streams(&self) -> Vec<B::Stream> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.iter().flat_map(|rank| rank.last.iter().flatten().cloned()).collect()
+        streams.iter().flat_map(|rank| rank.last.iter().flatten().chain(&rank.former).cloned()).collect()
     }
 
     /// Notes that the rank's communicator is gone.

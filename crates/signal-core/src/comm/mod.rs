@@ -110,13 +110,14 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// [`ApiMisuse::UnequalAlloc`], [`ApiMisuse::TooLarge`]; errors of the driver.
     pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<DeviceBuffer<B, T>> {
-        let bytes = allocation_bytes::<T>(len)?;
-        let buffer = symmetric::allocate(&self.group, self.rank, self.allocations, bytes)?;
+        let capacity = allocation_bytes::<T>(len)?;
+        let bytes = len * size_of::<T>();
+        let buffer = symmetric::allocate(&self.group, self.rank, self.allocations, bytes, capacity)?;
         self.allocations += 1;
         self.symmetric.retain(|region| region.buffer.strong_count() > 0);
         self.symmetric.push(Region {
             start: B::address(buffer.memory(self.rank)),
-            bytes: bytes as u64,
+            bytes: capacity as u64,
             buffer: Arc::downgrade(&buffer),
         });
         Ok(DeviceBuffer::of_symmetric(buffer, self.rank, len))
@@ -303,18 +304,6 @@ impl<B: Backend> Communicator<B> {
             blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
             threads,
         }
-    }
-
-    fn check_grid(&self, blocks: u32, threads: u32) -> Result<()> {
-        let limit = self.group.budget.max_threads();
-        if threads == 0 || threads > limit {
-            return Err(ApiMisuse::Threads { threads, limit }.into());
-        }
-        let budget = self.group.budget.blocks(threads);
-        if blocks == 0 || blocks > budget {
-            return Err(ApiMisuse::Grid { blocks, budget }.into());
-        }
-        Ok(())
     }
 
     /// The symmetric buffer of this rank that holds `bytes` at `address`.

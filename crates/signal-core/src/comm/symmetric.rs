@@ -60,12 +60,13 @@ impl<B: Backend> Default for PendingAllocations<B> {
     }
 }
 
-/// `rank`'s allocation call number `call`, of `bytes`. In one process the first rank to make a call allocates for all.
+/// `rank`'s allocation call number `call`, of `bytes`, for which `capacity` is taken. In one process the first rank to make a call allocates for all.
 pub(crate) fn allocate<B: Backend>(
     group: &Arc<Group<B>>,
     rank: usize,
     call: u64,
     bytes: usize,
+    capacity: usize,
 ) -> Result<Arc<Symmetric<B>>> {
     let mut pending = group.lock_pending();
     if let Some(at) = pending.0.iter().position(|p| p.call == call) {
@@ -80,7 +81,7 @@ pub(crate) fn allocate<B: Backend>(
     let memory = group
         .members
         .iter()
-        .map(|member| B::allocate(&member.device, bytes, MemoryKind::PeerVisible))
+        .map(|member| B::allocate(&member.device, capacity, MemoryKind::PeerVisible))
         .collect::<Result<Vec<_>>>()?;
     let buffer = Arc::new(Symmetric { group: group.clone(), memory });
     let waiting = group.members.len() - 1;
