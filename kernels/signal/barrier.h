@@ -11,9 +11,9 @@ namespace signal_comm {
 
 // What a publishing barrier tells the peers: where each of them finds this rank's input. An address is below 2^63.
 struct Place {
-  bool staged;           // in this rank's scratch, from its start
-  const uint64_t* view;  // else: where each peer sees it; null for a number that is no address
-  uint64_t offset;       // bytes from there
+  bool staged;                       // in this rank's scratch, from its start
+  const uint64_t (&view)[kMaxGpus];  // else: where each peer sees it
+  uint64_t offset;                   // bytes from there
 };
 
 constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address
@@ -21,7 +21,6 @@ constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address
 // Shared by the threads of a block.
 struct BlockShared {
   uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it
-  uint32_t late[kMaxGpus];    // 1 where the wait for that peer was given up
 };
 
 // The host image alone carries the test hook that holds a rank up behind a barrier.
@@ -48,16 +47,16 @@ struct CounterBarrier {
 
   SIGNAL_DEVICE flag_t& own_count() const { return m.count; }
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
-    return &m.signal->self_counter[m.group.domain][platform::block_id()][peer];
+    return at<flag_t>(m.group.own, kSelfCounters + counter_offset(m.group.domain, platform::block_id(), peer));
   }
-  SIGNAL_DEVICE flag_t* word(Signal* at, flag_t value, uint32_t from) const {
+  SIGNAL_DEVICE flag_t* word(uint64_t base, flag_t value, uint32_t from) const {
 #ifdef SIGNAL_MUTANT_ONE_COUNTER_SET
     value = 0;
 #endif
-    return &at->peer_counter[m.group.domain][value & 1][platform::block_id()][from];
+    return at<flag_t>(base, kPeerCounters + counter_offset(m.group.domain * 2 + (value & 1), platform::block_id(), from));
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t value, bool ordered) const {
-    flag_t* to = word(signal_of(m.group, peer), value, m.group.rank);
+    flag_t* to = word(m.group.base[peer], value, m.group.rank);
     if (ordered) {
       // Release: pairs with the peer's acquire in `arrived`. All stores of this block before the barrier (ordered behind
       // the block barrier) are visible to the peer's block once it has seen the value.
@@ -68,11 +67,11 @@ struct CounterBarrier {
     }
   }
   SIGNAL_DEVICE Word look(uint32_t peer, flag_t value) const {
-    return Word{platform::load_relaxed(word(m.signal, value, peer))};
+    return Word{platform::load_relaxed(word(m.group.own, value, peer))};
   }
   SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
     // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
-    if (ordered) platform::acquire(word(m.signal, found.seen, peer));
+    if (ordered) platform::acquire(word(m.group.own, found.seen, peer));
   }
 };
 
@@ -90,17 +89,17 @@ struct PublishingBarrier {
 
   SIGNAL_DEVICE flag_t& own_count() const { return m.line_count; }
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
-    return &m.control->line_counter[m.group.domain][platform::block_id()][peer];
+    return at<flag_t>(m.group.own, kLineCounters + counter_offset(m.group.domain, platform::block_id(), peer));
   }
-  SIGNAL_DEVICE Line* line(Control* at, flag_t epoch, uint32_t from) const {
-    return &at->lines[m.group.domain][epoch & 1][platform::block_id()][from];
+  SIGNAL_DEVICE Line* line(uint64_t base, flag_t epoch, uint32_t from) const {
+    constexpr uint32_t kRatio = sizeof(Line) / sizeof(flag_t);
+    return at<Line>(base, kLines + kRatio * counter_offset(m.group.domain * 2 + (epoch & 1), platform::block_id(), from));
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
-    const uint64_t start = place.view == nullptr ? 0 : place.view[peer];
-    const uint64_t data = place.staged ? kStaged : start + place.offset;
+    const uint64_t data = place.staged ? kStaged : place.view[peer] + place.offset;
     const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
     const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
-    Line* to = line(control_of(m.group, peer), epoch, m.group.rank);
+    Line* to = line(m.group.base[peer], epoch, m.group.rank);
     if (ordered) {
       platform::signal_release(to, low, high);  // pairs with the acquire in `arrived`, as in CounterBarrier
     } else {
@@ -108,22 +107,26 @@ struct PublishingBarrier {
     }
   }
   SIGNAL_DEVICE Word look(uint32_t peer, flag_t epoch) const {
-    return Word{platform::load_line(line(m.control, epoch, peer))};
+    return Word{platform::load_line(line(m.group.own, epoch, peer))};
   }
   SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
-    const uint64_t data = found.data();
+    uint64_t data = found.data();
     // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
     // predates its kernel.
-    if (ordered || data == kStaged) platform::acquire(&line(m.control, found.value(), peer)->low);
-    shared.source[peer] = data == kStaged ? m.group.base[peer] + m.group.scratch_offset : data;
+    if (ordered || data == kStaged) platform::acquire(&line(m.group.own, found.value(), peer)->low);
+    if (data == kStaged) data = m.group.base[peer] + m.group.scratch_offset;
+    shared.source[peer] = data;
   }
 };
 
-// Runs one barrier. Every thread of the block calls it and gets the same answer; false: the kernel must leave now. The
-// first barrier of a kernel (`first`) heeds the abort word before it signals anything: a signal sent after a fault could be taken
-// for another barrier's.
+// Which barrier of its kernel it is. The first heeds the abort word before it signals anything: a signal sent after a fault
+// could be taken for another barrier's. Behind the last nothing is left to agree on, and a thread may leave by itself.
+enum class Turn { kFirst, kBetween, kLast };
+
+// Runs one barrier. Every thread of the block calls it and, unless it is the last, gets the same answer; false: the kernel
+// must leave now.
 template <class Kind>
-SIGNAL_DEVICE bool run_barrier(const Kind& kind, BlockShared& shared, uint32_t phase, bool ordered, bool first) {
+SIGNAL_DEVICE bool run_barrier(const Kind& kind, uint32_t phase, bool ordered, Turn turn) {
   Member& m = kind.m;
   const GroupParams& g = m.group;
   const uint32_t thread = platform::thread_id();
@@ -133,60 +136,53 @@ SIGNAL_DEVICE bool run_barrier(const Kind& kind, BlockShared& shared, uint32_t p
   // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
   // stores, so each wave releases its own.
   if (strong) platform::release_wave();
-  if (!first || strong) platform::block_sync();
+  if (turn != Turn::kFirst || strong) platform::block_sync();
 
-  bool failed = first && m.abort != 0;
-  if (!failed) {
+  uint32_t late = 0;
+  bool failed = turn == Turn::kFirst && m.abort != 0;
+  if (thread < g.world && !failed) {
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
-    for (uint32_t peer = thread; peer < g.world; peer += threads) {
-      if (peer == g.rank) continue;
-      const flag_t value = (peer == thread ? kind.own_count() : platform::load(kind.counter(peer))) + 1;
-      kind.send(peer, value, strong);
-      platform::store(kind.counter(peer), value);
-    }
-    if (first) m.count_call();
     kind.own_count() += 1;
     for (uint32_t peer = thread; peer < g.world; peer += threads) {
-      shared.late[peer] = 0;
       if (peer == g.rank) continue;
-      const flag_t value = peer == thread ? kind.own_count() : platform::load(kind.counter(peer));
+      const flag_t value = peer == thread ? kind.own_count() : platform::load_relaxed(kind.counter(peer)) + 1;
+      kind.send(peer, value, strong);
+      platform::store_relaxed(kind.counter(peer), value);
+    }
+    if (turn == Turn::kFirst) m.count_call();
+    for (uint32_t peer = thread; peer < g.world; peer += threads) {
+      if (peer == g.rank) continue;
+      const flag_t value = peer == thread ? kind.own_count() : platform::load_relaxed(kind.counter(peer));
       typename Kind::Word found;
       const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
       // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
-      if (failed ? here() : wait_until(m, here)) {
+      if (late != 0 ? here() : wait_until(m, here)) {
         kind.arrived(peer, found, strong);
       } else {
-        shared.late[peer] = 1;
-        failed = true;
+        late |= 1u << peer;
       }
     }
+    failed = late != 0;
   }
-  if (platform::block_any(failed)) {
-    if (thread == 0) {
-      uint32_t late = 0;
-      for (uint32_t peer = 0; peer < g.world; peer++) late |= peer == g.rank ? 0 : shared.late[peer] << peer;
-      report_fault(m, kind, phase, late);
-    }
-    return false;
-  }
+  if (failed) report_fault(kind, phase, late);
+  if (turn != Turn::kLast && platform::block_any(failed)) return false;
   test_delay(m, phase);
   return true;
 }
 
 // A barrier without data.
-SIGNAL_DEVICE bool barrier(Member& m, BlockShared& shared, uint32_t phase, bool ordered, bool first) {
-  return run_barrier(CounterBarrier{m}, shared, phase, ordered, first);
+SIGNAL_DEVICE bool barrier(Member& m, uint32_t phase, bool ordered, Turn turn) {
+  return run_barrier(CounterBarrier{m}, phase, ordered, turn);
 }
 
-// A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where rank r's input lies.
-SIGNAL_DEVICE bool publish_input(Member& m, BlockShared& shared, const Place& place, bool ordered, bool first) {
-  return run_barrier(PublishingBarrier{m, shared, place}, shared, kPhaseStart, ordered, first);
+// A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where peer r's input lies.
+SIGNAL_DEVICE bool publish_input(Member& m, BlockShared& shared, const Place& place, bool ordered, Turn turn) {
+  return run_barrier(PublishingBarrier{m, shared, place}, kPhaseStart, ordered, turn);
 }
 
 SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {
-  SIGNAL_SHARED(BlockShared, shared);
   Member m(params.group, kOpBarrier);
-  barrier(m, shared, kPhaseStart, true, true);
+  barrier(m, kPhaseStart, true, Turn::kFirst);
 }
 
 }  // namespace signal_comm

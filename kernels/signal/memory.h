@@ -72,12 +72,12 @@ SIGNAL_DEVICE void store_any(uint64_t base, uint64_t pack, uint64_t count, const
 // Packs of a range that belong to this thread: a stride over the whole grid, the same for every rank, since after a
 // barrier block b may read only what the peers' block b wrote (P2).
 struct Stride {
-  uint64_t first;
-  uint64_t step;
+  uint32_t first;
+  uint32_t step;
 
   SIGNAL_DEVICE Stride()
-      : first(uint64_t(platform::block_id()) * platform::block_dim() + platform::thread_id()),
-        step(uint64_t(platform::grid_dim()) * platform::block_dim()) {}
+      : first(platform::block_id() * platform::block_dim() + platform::thread_id()),
+        step(platform::grid_dim() * platform::block_dim()) {}
 };
 
 }  // namespace signal_comm

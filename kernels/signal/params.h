@@ -15,9 +15,11 @@ enum Operation : uint32_t {
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3 };
 
 constexpr uint32_t kFlagOrdered = 1;
+constexpr uint32_t kFlagStaged = 2;
 
 struct GroupParams {
   uint64_t base[kMaxGpus];
+  uint64_t own;
   uint64_t host_control;
   uint64_t deadline_ticks;
   uint64_t scratch_offset;
@@ -58,20 +60,19 @@ struct AllReduceParams {
   uint64_t input;
   uint64_t output;
   uint64_t count;
+  uint64_t packs;
+  uint64_t whole_packs;
   uint64_t window_packs;
   uint64_t view[kMaxGpus];
-  uint32_t staged;
-  uint32_t reserved;
 };
 
-static_assert(sizeof(GroupParams) == 128, "params");
-static_assert(offsetof(GroupParams, rank) == 96, "params");
-static_assert(offsetof(GroupParams, delay_ticks) == 120, "params");
-static_assert(sizeof(BarrierParams) == 128, "params");
-static_assert(sizeof(BarrierProbeParams) == 152, "params");
+static_assert(sizeof(GroupParams) == 136, "params");
+static_assert(offsetof(GroupParams, rank) == 104, "params");
+static_assert(offsetof(GroupParams, delay_ticks) == 128, "params");
+static_assert(sizeof(BarrierParams) == 136, "params");
+static_assert(sizeof(BarrierProbeParams) == 160, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
-static_assert(sizeof(AllReduceParams) == 232, "params");
-static_assert(offsetof(AllReduceParams, view) == 160, "params");
-static_assert(offsetof(AllReduceParams, staged) == 224, "params");
+static_assert(sizeof(AllReduceParams) == 248, "params");
+static_assert(offsetof(AllReduceParams, view) == 184, "params");
 
 }  // namespace signal_comm

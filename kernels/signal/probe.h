@@ -41,15 +41,16 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
   for (uint32_t round = 0; round < params.rounds; round++) {
     const uint32_t random = mix(probe_token(~params.seed, round, g.rank, block));
     probe_delay(random, params.max_delay);
-    uint32_t* const mine = reinterpret_cast<uint32_t*>(g.base[g.rank] + g.scratch_offset) + thread;
+    uint32_t* const mine = reinterpret_cast<uint32_t*>(g.own + g.scratch_offset) + thread;
     platform::store(mine, probe_token(params.seed, round, g.rank, thread));
 
     bool alive;
     const bool publishing = round % 2 == 1;
     if (publishing) {
-      alive = publish_input(m, shared, Place{false, nullptr, published(round, g.rank)}, true, false);
+      const uint64_t nowhere[kMaxGpus] = {};
+      alive = publish_input(m, shared, Place{false, nowhere, published(round, g.rank)}, true, Turn::kBetween);
     } else {
-      alive = barrier(m, shared, round == 0 ? kPhaseStart : kPhaseMiddle, true, round == 0);
+      alive = round == 0 ? barrier(m, kPhaseStart, true, Turn::kFirst) : barrier(m, kPhaseMiddle, true, Turn::kBetween);
     }
     if (!alive) return;
 
@@ -62,7 +63,7 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
       if (publishing) wrong |= shared.source[peer] != published(round, peer);
     }
     wrong_rounds += platform::block_any(wrong) ? 1 : 0;
-    if (!barrier(m, shared, kPhaseExit, false, false)) return;
+    if (!barrier(m, kPhaseExit, false, Turn::kBetween)) return;
   }
   if (platform::thread_id() == 0) {
     platform::store(reinterpret_cast<uint32_t*>(params.mismatches) + block, wrong_rounds);

@@ -72,6 +72,7 @@ macro_rules! suite {
                     all_reduce_matches_on_every_domain,
                     all_reduce_matches_with_a_thread_a_rank,
                     all_reduce_matches_raw_halves_of_one_buffer,
+                    all_reduce_matches_memory_of_others,
                     all_reduce_same_bits_in_every_algorithm;
                 special:
                     all_reduce_special_pairs,
@@ -98,10 +99,12 @@ macro_rules! suite {
                     timeout_leaves_other_communicators_alone,
                     timeout_names_late_rank,
                     timeout_in_mid_call,
+                    timeout_ends_different_calls,
                     timeout_ends_a_graph_once,
                     abort_from_another_thread;
                 misuse:
                     misuse_lengths_and_ranges,
+                    misuse_buffers,
                     misuse_domains,
                     misuse_grids,
                     misuse_shared_stream,

@@ -161,6 +161,8 @@ impl Phase {
 
 /// Every barrier releases and acquires at system scope, also those that a platform would relax (P2).
 pub const FLAG_ORDERED: u32 = 1;
+/// Peers cannot read this rank's input in place, so the kernel copies it to the scratch, window by window (P14).
+pub const FLAG_STAGED: u32 = 2;
 
 /// What every kernel needs to know about its rank and its peers.
 #[repr(C)]
@@ -168,6 +170,8 @@ pub const FLAG_ORDERED: u32 = 1;
 pub struct GroupParams {
     /// Base of each rank's communicator memory (its Signal), as this device sees it.
     pub base: [u64; MAX_GPUS],
+    /// `base[rank]`, which a kernel needs before anything else.
+    pub own: u64,
     /// This rank's HostControl, as this device sees it.
     pub host_control: u64,
     /// Longest wait at one barrier, in ticks of the platform's clock.
@@ -249,26 +253,25 @@ pub struct AllReduceParams {
     pub output: u64,
     /// Elements.
     pub count: u64,
-    /// Packs in one window of the message, the same on every rank.
+    /// Packs of the message, the last one perhaps ragged.
+    pub packs: u64,
+    /// Packs of the message that are whole.
+    pub whole_packs: u64,
+    /// Packs in one window of the message, the same on every rank; below 2^32.
     pub window_packs: u64,
     /// Where each rank sees this rank's input, unless it is staged: what the start barrier tells the peers.
     pub view: [u64; MAX_GPUS],
-    /// 1 when peers cannot read the input in place, so that the kernel copies it to the scratch, window by window (P14).
-    pub staged: u32,
-    /// Kept zero.
-    pub reserved: u32,
 }
 
 const _: () = {
-    assert!(size_of::<GroupParams>() == 128);
-    assert!(offset_of!(GroupParams, rank) == 96);
-    assert!(offset_of!(GroupParams, delay_ticks) == 120);
-    assert!(size_of::<BarrierParams>() == 128);
-    assert!(size_of::<BarrierProbeParams>() == 152);
+    assert!(size_of::<GroupParams>() == 136);
+    assert!(offset_of!(GroupParams, rank) == 104);
+    assert!(offset_of!(GroupParams, delay_ticks) == 128);
+    assert!(size_of::<BarrierParams>() == 136);
+    assert!(size_of::<BarrierProbeParams>() == 160);
     assert!(size_of::<PeerProbeParams>() == 32);
-    assert!(size_of::<AllReduceParams>() == 232);
-    assert!(offset_of!(AllReduceParams, view) == 160);
-    assert!(offset_of!(AllReduceParams, staged) == 224);
+    assert!(size_of::<AllReduceParams>() == 248);
+    assert!(offset_of!(AllReduceParams, view) == 184);
 };
 
 #[cfg(test)]

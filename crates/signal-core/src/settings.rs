@@ -28,6 +28,8 @@ pub struct Settings {
 impl Settings {
     /// Least [`scratch_bytes`](Self::scratch_bytes): 8 KiB for each domain.
     pub const MIN_SCRATCH_BYTES: usize = 64 << 10;
+    /// Most [`scratch_bytes`](Self::scratch_bytes): 32 GiB, so that kernels count the packs of a window in 32 bits.
+    pub const MAX_SCRATCH_BYTES: usize = 32 << 30;
 
     /// The defaults, overridden by the `SIGNAL_*` variables that are set.
     ///
@@ -84,8 +86,8 @@ impl Settings {
             let value = format!("{:?}", self.timeout);
             return Err(bad("SIGNAL_TIMEOUT", &value, "at most 136 years are possible").into());
         }
-        if self.scratch_bytes < Self::MIN_SCRATCH_BYTES || self.scratch_bytes > isize::MAX as usize / 2 {
-            let why = format!("at least {} bytes are needed", Self::MIN_SCRATCH_BYTES);
+        if !(Self::MIN_SCRATCH_BYTES..=Self::MAX_SCRATCH_BYTES).contains(&self.scratch_bytes) {
+            let why = format!("{} to {} bytes are possible", Self::MIN_SCRATCH_BYTES, Self::MAX_SCRATCH_BYTES);
             return Err(bad("SIGNAL_SCRATCH", &self.scratch_bytes.to_string(), &why).into());
         }
         for (name, value) in [("SIGNAL_BLOCKS", self.blocks), ("SIGNAL_THREADS", self.threads)] {

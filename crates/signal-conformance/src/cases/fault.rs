@@ -11,7 +11,8 @@ use crate::place::Place;
 use crate::rig::Rig;
 use crate::world::{World, options};
 
-const DEADLINE: Duration = Duration::from_millis(300);
+/// Long enough for the ranks that are not missing to get there on a machine with far more to do than cores.
+const DEADLINE: Duration = Duration::from_millis(600);
 
 /// A machine that is busy may be this late in noticing; still far from what several deadlines would take, or none.
 const SLACK: Duration = Duration::from_secs(3);
@@ -42,15 +43,15 @@ impl Operation {
         comm: &mut Communicator<B>,
         stream: &B::Stream,
         buffer: &mut DeviceBuffer<B, f32>,
-        delay: Option<(Phase, Duration)>,
+        adjust: impl FnOnce(&mut CallOptions),
     ) -> Result<()> {
-        let options = |algorithm| -> CallOptions {
-            options(|o| (o.algorithm, o.blocks, o.threads, o.delay) = (algorithm, Some(2), Some(2), delay))
-        };
+        let mut options = options(|o| (o.blocks, o.threads) = (Some(2), Some(2)));
+        adjust(&mut options);
         match self {
-            Operation::Barrier => comm.with(options(None)).barrier(stream),
+            Operation::Barrier => comm.with(options).barrier(stream),
             Operation::AllReduce(algorithm) => {
-                comm.with(options(Some(algorithm))).all_reduce_in_place(stream, buffer, ReduceOp::Sum)
+                options.algorithm = Some(algorithm);
+                comm.with(options).all_reduce_in_place(stream, buffer, ReduceOp::Sum)
             }
         }
     }
@@ -73,18 +74,21 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3, 5] {
         for (which, operation) in Operation::ALL.into_iter().enumerate() {
             let absent = (which + 1) % ranks;
-            let mut world = short_lived(rig, ranks);
+            let mut world = rig.world_with(ranks, |s| (s.timeout, s.domains) = (DEADLINE, true));
+            let domain = if ranks == 3 { 5 } else { 0 };
             let mut buffers = world.alloc::<f32>(1000);
             // Calls that everybody makes, so that the number of the failing one says something.
             for _ in 0..2 {
-                world.each(|rank, comm, stream| operation.launch(comm, stream, &mut buffers[rank], None));
+                world.each(|rank, comm, stream| {
+                    operation.launch(comm, stream, &mut buffers[rank], |o| o.domain = domain)
+                });
             }
             world.wait();
 
             let began = Instant::now();
             for rank in (0..ranks).filter(|r| *r != absent) {
                 let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
-                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+                operation.launch(comm, stream, &mut buffers[rank], |o| o.domain = domain).unwrap();
             }
             for rank in (0..ranks).filter(|r| *r != absent) {
                 let found = timeout(&world, rank);
@@ -92,7 +96,7 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
                 assert_eq!((found.rank, found.missing.as_slice()), (rank, [absent].as_slice()), "{what}");
                 assert_ne!(found.reporter, absent, "{what}");
                 assert_eq!((found.operation, found.phase), (operation.name(), "start barrier"), "{what}");
-                assert_eq!((found.sequence, found.domain, found.deadline), (3, 0, DEADLINE), "{what}");
+                assert_eq!((found.sequence, found.domain, found.deadline), (3, domain, DEADLINE), "{what}");
                 assert!(found.block < 2, "{what}");
                 assert!(found.to_string().contains(&format!("missing rank(s) [{absent}]")), "{found}");
             }
@@ -104,7 +108,8 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
                 let cause = comm.status().unwrap_err();
                 assert!(matches!(&cause, Error::Timeout(t) if t.missing == [absent]), "{cause:?}");
                 for operation in Operation::ALL {
-                    let refused = operation.launch(comm, stream, &mut buffers[rank], None).unwrap_err();
+                    let refused =
+                        operation.launch(comm, stream, &mut buffers[rank], |o| o.domain = domain).unwrap_err();
                     assert_eq!(refused, Error::Poisoned { cause: Box::new(cause.clone()) });
                 }
                 assert_eq!(comm.status(), Err(cause), "the status did not stay");
@@ -136,13 +141,13 @@ pub fn timeout_names_late_rank<B: Backend>(rig: &Rig<B>) {
             let mut buffers = world.alloc::<f32>(1000);
             for rank in 0..late {
                 let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
-                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+                operation.launch(comm, stream, &mut buffers[rank], |_| ()).unwrap();
             }
             (0..late).for_each(|rank| assert_eq!(timeout(&world, rank).missing, [late]));
 
             let began = Instant::now();
             let (comm, stream) = (&mut world.comms[late], &world.streams[late]);
-            operation.launch(comm, stream, &mut buffers[late], None).unwrap();
+            operation.launch(comm, stream, &mut buffers[late], |_| ()).unwrap();
             let found = timeout(&world, late);
             assert!(found.reporter < late && found.missing == [late], "{operation:?}: {found:?}");
             assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
@@ -165,12 +170,13 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
         let mut buffers = world.alloc::<f32>(1000);
         let operation = Operation::AllReduce(algorithm);
         world.each(|rank, comm, stream| {
-            let delay = (rank == 1).then_some((at, 4 * DEADLINE));
-            operation.launch(comm, stream, &mut buffers[rank], delay)
+            let delay = (rank == 1).then_some((at, 2 * DEADLINE));
+            operation.launch(comm, stream, &mut buffers[rank], |o| o.delay = delay)
         });
         for rank in [0, 2] {
             let found = timeout(&world, rank);
-            assert_eq!((found.missing.as_slice(), found.phase), ([1].as_slice(), phase), "{algorithm}: {found:?}");
+            let what = (found.missing.as_slice(), found.phase);
+            assert_eq!(what, ([1].as_slice(), phase), "{algorithm}, rank 1 late at {at:?}: {found:?}");
             assert_ne!(found.reporter, 1, "{algorithm}: {found:?}");
         }
         // The others had arrived at the barrier before they left it, so the late rank may even have finished. Then its
@@ -185,6 +191,30 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// Ranks that do not make the same call: a fault of the program that nothing can check beforehand, and no hang (B57).
+pub fn timeout_ends_different_calls<B: Backend>(rig: &Rig<B>) {
+    let [barrier, one, two] = Operation::ALL;
+    for (first, second) in [(barrier, one), (barrier, two), (one, two)] {
+        let mut world = short_lived(rig, 2);
+        // Staged by one block, so that no rank reads what another one writes: a data race otherwise.
+        let mut buffers = world.local::<f32>(1000);
+        let began = Instant::now();
+        world.each(|rank, comm, stream| {
+            let operation = if rank == 0 { first } else { second };
+            operation.launch(comm, stream, &mut buffers[rank], |o| o.blocks = Some(1))
+        });
+        // Both start; the one with fewer barriers may finish. The other misses it.
+        let found = timeout(&world, 1);
+        assert!(found.missing == [0] || found.missing == [1], "{first:?} and {second:?}: {found:?}");
+        let (comm, stream) = (&mut world.comms[0], &world.streams[0]);
+        if comm.wait(stream).is_ok() {
+            comm.barrier(stream).unwrap();
+        }
+        assert_eq!(timeout(&world, 0).missing, found.missing, "{first:?} and {second:?}");
+        assert!(began.elapsed() < DEADLINE + SLACK, "{first:?} and {second:?}: {:?}", began.elapsed());
+    }
+}
+
 /// A graph of many calls costs one deadline, not one for each call.
 pub fn timeout_ends_a_graph_once<B: Backend>(rig: &Rig<B>) {
     const CALLS: usize = 20;
@@ -192,7 +222,7 @@ pub fn timeout_ends_a_graph_once<B: Backend>(rig: &Rig<B>) {
     let mut buffers = world.alloc::<f32>(1000);
     let graph = world.capture(0, |comm, stream| {
         let mut operations = Operation::ALL.into_iter().cycle().take(CALLS);
-        operations.try_for_each(|operation| operation.launch(comm, stream, &mut buffers[0], None))
+        operations.try_for_each(|operation| operation.launch(comm, stream, &mut buffers[0], |_| ()))
     });
     let began = Instant::now();
     B::replay(&graph, &world.streams[0]).unwrap();
@@ -210,7 +240,7 @@ pub fn abort_from_another_thread<B: Backend>(rig: &Rig<B>) {
             let mut buffers = world.alloc::<f32>(1000);
             for rank in (0..ranks).filter(|r| *r != absent) {
                 let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
-                operation.launch(comm, stream, &mut buffers[rank], None).unwrap();
+                operation.launch(comm, stream, &mut buffers[rank], |_| ()).unwrap();
             }
             let handle = world.comms[by].abort_handle();
             let began = Instant::now();

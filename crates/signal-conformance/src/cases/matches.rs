@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, CallOptions, Dtype, Element, Phase, ReduceOp};
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, Dtype, Element, Phase, ReduceOp};
 
 use crate::compare;
 use crate::exchange::{Exchange, Step, poison, random_inputs, sum};
 use crate::place::{Mix, below, pick};
-use crate::rig::{Rig, WORLDS};
+use crate::rig::{Rig, WORLDS, settings};
 use crate::world::{World, options};
 
 /// Blocks and threads of a call.
@@ -89,15 +89,14 @@ pub fn all_reduce_matches_around_grid_limits<B: Backend>(rig: &Rig<B>) {
 pub fn all_reduce_matches_windows<B: Backend>(rig: &Rig<B>) {
     const SCRATCH: usize = 64 << 10;
     let late = Some(Duration::from_micros(500));
-    for ranks in WORLDS {
+    for ranks in [1, 2, 3, 8] {
         let mut world = rig.world_with(ranks, |s| s.scratch_bytes = SCRATCH);
         let mut rng = Rng::new(200 + ranks as u64);
         for_dtypes!(T => {
             let window = SCRATCH / T::DTYPE.bytes();
             // A two-stage window leaves room for the sums of one shard: one rank's part of ranks + 1.
             let staged = window * ranks / (ranks + 1);
-            let mut sizes = vec![3 * window + 13];
-            sizes.extend(around(window).chain(around(staged)));
+            let sizes = [window - 1, window + 1, staged, staged + 1, 3 * window + 13];
             sweep::<B, T>(&mut world, &sizes, &[(2, 1), (3, 2)], late, &mut rng);
         });
     }
@@ -134,7 +133,7 @@ pub fn all_reduce_matches_default_plan<B: Backend>(rig: &Rig<B>) {
     for ranks in WORLDS {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(500 + ranks as u64);
-        for_dtypes!(T => for bytes in [0, 16, 2 << 10, 65_552, if ranks < 8 { 1 << 20 } else { 300_000 }] {
+        for_dtypes!(T => for bytes in [0, 16, 2 << 10, 65_552, 300_000] {
             let places = Mix::Anything.places(ranks, &mut rng);
             let count = bytes / T::DTYPE.bytes();
             let exchange = Exchange::<B, T>::random(&mut world, count, rng.next_u64(), CallOptions::default(), &places);
@@ -217,6 +216,36 @@ pub fn all_reduce_matches_raw_halves_of_one_buffer<B: Backend>(rig: &Rig<B>) {
                         format!("rank {rank} of {ranks}, {algorithm}, input at {input_at}, output at {output_at}");
                     compare::assert_bits(&what, &buffer.read(&world.streams[rank]).unwrap(), &image);
                 }
+            }
+        }
+    }
+}
+
+/// Inputs in symmetric memory of another communicator, and in the part of another rank on the same device: both are
+/// staged, since peers would look for them elsewhere.
+pub fn all_reduce_matches_memory_of_others<B: Backend>(rig: &Rig<B>) {
+    const COUNT: usize = 99;
+    let device = &rig.devices()[0];
+    let shared = || {
+        let builder = Communicator::<B>::builder().settings(settings()).share_devices(true);
+        World::new(builder.all_local(&[device.clone(), device.clone()]).unwrap())
+    };
+    let (mut world, mut other) = (shared(), shared());
+    let inputs = random_inputs::<f32>(2, 11, COUNT);
+    for algorithm in Algorithm::ALL {
+        for (own, shift) in [(true, 1), (false, 0), (false, 1)] {
+            // Rank r's input lies in the part of rank r + shift.
+            let mut buffers = if own { world.alloc::<f32>(COUNT) } else { other.alloc(COUNT) };
+            let mut outputs = world.alloc::<f32>(COUNT);
+            world.each(|rank, comm, stream| {
+                let buffer = &mut buffers[(rank + shift) % 2];
+                buffer.write(stream, &inputs[rank])?;
+                comm.with(call(algorithm, (2, 2))).all_reduce(stream, &*buffer, &mut outputs[rank], ReduceOp::Sum)
+            });
+            world.wait();
+            for (rank, output) in outputs.iter().enumerate() {
+                let found = output.read(&world.streams[rank]).unwrap();
+                compare::assert_bits(&format!("rank {rank}, {algorithm}, own {own}, {shift}"), &found, &sum(&inputs));
             }
         }
     }

@@ -75,6 +75,33 @@ pub fn misuse_lengths_and_ranges<B: Backend>(rig: &Rig<B>) {
     r.end();
 }
 
+/// Buffers that are too large, and transfers that do not fit; a buffer of nothing is a buffer.
+pub fn misuse_buffers<B: Backend>(rig: &Rig<B>) {
+    let mut r = Refusals::new(rig.world(2));
+    let (comm, stream) = (&mut r.world.comms[0], &r.world.streams[0]);
+    let device = comm.device().clone();
+    for count in [usize::MAX, usize::MAX / 4 + 1] {
+        let expected = ApiMisuse::TooLarge { count, element_bytes: 4 };
+        refused(DeviceBuffer::<B, f32>::new(&device, count).map(|_| ()), expected.clone());
+        refused(comm.alloc::<f32>(count).map(|_| ()), expected);
+    }
+    let short = DeviceBuffer::<B, f32>::new(&device, LEN - 1).unwrap();
+    refused(r.outputs[0].write(stream, &[0.0; LEN + 1]), ApiMisuse::Length { input: LEN + 1, output: LEN });
+    refused(r.outputs[0].copy_from(stream, &short), ApiMisuse::Length { input: LEN - 1, output: LEN });
+
+    let mut empty = comm.alloc::<f32>(0).unwrap();
+    let mut none = DeviceBuffer::<B, f32>::new(&device, 0).unwrap();
+    assert!(empty.is_empty() && none.is_empty() && empty.address() != 0);
+    none.write(stream, &[]).unwrap();
+    assert_eq!(none.read(stream).unwrap(), []);
+    // Rank 1 makes no call, and is not missed.
+    comm.all_reduce(stream, &empty, &mut none, ReduceOp::Sum).unwrap();
+    comm.all_reduce_in_place(stream, &mut empty, ReduceOp::Sum).unwrap();
+    comm.wait(stream).unwrap();
+    let _ = r.world.comms[1].alloc::<f32>(0).unwrap();
+    r.end();
+}
+
 /// Domains that do not exist, and domains that were not opened.
 pub fn misuse_domains<B: Backend>(rig: &Rig<B>) {
     for open in [false, true] {

@@ -96,7 +96,8 @@ pub fn streams_drop_behind_the_call<B: Backend>(rig: &Rig<B>) {
             let mut world = rig.world(ranks);
             let inputs = random_inputs::<f32>(ranks, 7, COUNT);
             let mut sources = world.alloc::<f32>(COUNT);
-            let mut targets = world.alloc::<f32>(COUNT);
+            // Not symmetric: such a buffer would keep the whole group.
+            let mut targets = world.local::<f32>(COUNT);
             world.each(|rank, comm, stream| {
                 sources[rank].write(stream, &inputs[rank])?;
                 let call = options(|o| {

@@ -9,7 +9,9 @@ use crate::backend::{Backend, Launch};
 use crate::buffer::{DeviceBuffer, Slice, SliceMut};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, GroupParams, Kernel, Phase};
+use crate::kernel::{
+    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_STAGED, GroupParams, Kernel, Phase,
+};
 use crate::layout::{MAX_GPUS, PACK_BYTES};
 use crate::signal::check_domain;
 
@@ -211,7 +213,7 @@ impl<'c, B: Backend> Call<'c, B> {
         op: ReduceOp,
     ) -> Result<()> {
         let group = self.begin()?;
-        operands.check()?;
+        let bytes = operands.check()?;
         let Operands { input, output, count, dtype } = operands;
         if count == 0 {
             return Ok(());
@@ -223,6 +225,8 @@ impl<'c, B: Backend> Call<'c, B> {
             input,
             output,
             count: count as u64,
+            packs: bytes.div_ceil(PACK_BYTES as u64),
+            whole_packs: bytes / PACK_BYTES as u64,
             window_packs: window_packs(plan.algorithm, &group),
             ..AllReduceParams::zeroed()
         };
@@ -232,7 +236,10 @@ impl<'c, B: Backend> Call<'c, B> {
         let params = match readable {
             // In one process an address means the same to every rank.
             Some(_) => AllReduceParams { view: [input; MAX_GPUS], ..params },
-            None => AllReduceParams { staged: 1, ..params },
+            None => {
+                let flags = params.group.flags | FLAG_STAGED;
+                AllReduceParams { group: GroupParams { flags, ..params.group }, ..params }
+            }
         };
         // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
         // the symmetric buffer or this rank's scratch, which the launch keeps alive.

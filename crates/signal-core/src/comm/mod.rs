@@ -224,6 +224,7 @@ impl<B: Backend> Communicator<B> {
         for (base, address) in params.base.iter_mut().zip(group.bases()) {
             *base = address;
         }
+        params.own = params.base[rank];
         Communicator {
             group,
             rank,
