@@ -225,6 +225,7 @@ int main(int argc, char** argv) {
         if (all < packs / 16 && blocks < 132) continue;       // too few to keep the memory busy
         if (all / 2 > packs && blocks > 1) continue;          // idle blocks
         if (packs > 4096 && threads < 256) continue;
+        if (packs > 65536 && (threads < 512 || blocks < 48)) continue;
         if (threads <= 512 && all * 2 <= 132u * 2048) {        // both ranks resident on one GPU
           best_pull.offer(measure(2, calls, graphs, [&](int r) { pull<1><<<blocks, threads, 0, streams[r]>>>(pull_params(r, packs)); }), blocks, threads);
           if (packs > 4096) best_pull.offer(measure(2, calls, graphs, [&](int r) { pull<4><<<blocks, threads, 0, streams[r]>>>(pull_params(r, packs)); }), blocks, threads, " x4");

@@ -39,8 +39,11 @@ const TABLE: &[Row] = &[
     row(DeviceFamily::Host, 2, usize::MAX, Algorithm::OneStage, 1, 4096, 2),
     row(DeviceFamily::Host, 8, 64 << 10, Algorithm::OneStage, 1, 4096, 1),
     row(DeviceFamily::Host, 8, usize::MAX, Algorithm::TwoStage, 1, 4096, 2),
-    // NVIDIA and AMD. Not measured: the CUDA backend brings the numbers, nobody has measured AMD.
+    // NVIDIA, two ranks: swept on one H200 with both ranks on it, 2026-11-29 (benches/NOTES.md). Not measured over NVLink.
+    row(DeviceFamily::Nvidia, 2, 8 << 10, Algorithm::OneStage, 64, 1, 64),
+    row(DeviceFamily::Nvidia, 2, 512 << 10, Algorithm::OneStage, 256, 1, 64),
     row(DeviceFamily::Nvidia, 2, usize::MAX, Algorithm::OneStage, 512, 1, 64),
+    // NVIDIA, more ranks, and AMD: not measured.
     row(DeviceFamily::Nvidia, 8, 256 << 10, Algorithm::OneStage, 512, 1, 64),
     row(DeviceFamily::Nvidia, 8, usize::MAX, Algorithm::TwoStage, 512, 1, 64),
     row(DeviceFamily::Amd, 2, usize::MAX, Algorithm::OneStage, 512, 1, 64),
@@ -99,8 +102,8 @@ mod tests {
     fn grids_grow_with_the_message() {
         let blocks = |count| all_reduce(DeviceFamily::Nvidia, 2, count, Dtype::F32).blocks;
         assert_eq!(blocks(1), 1);
-        assert_eq!(blocks(512 * 4), 1);
-        assert_eq!(blocks(512 * 4 + 1), 2);
+        assert_eq!(blocks(64 * 4), 1);
+        assert_eq!(blocks(64 * 4 + 1), 2);
         assert_eq!(blocks(usize::MAX), 64);
     }
 }
