@@ -46,6 +46,11 @@ compile_error!("signal-comm supports Linux on x86-64 and aarch64");
 
 mod images;
 
+/// Keeps the example of the README compiling.
+#[cfg(all(doctest, feature = "host"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use signal_core::*;
 
 cfg_if::cfg_if! {

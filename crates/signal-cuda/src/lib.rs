@@ -7,7 +7,7 @@
 //! # Memory
 //! Peers see plain `cuMemAlloc` memory: pool memory is not reachable from peers without further steps. Neither
 //! allocating nor freeing may wait for a kernel, for ranks that one thread drives would wait for each other forever; but
-//! `cuMemFree` waits for the device. So what is dropped is buried first ([`memory`]), reused when the work that used it
+//! `cuMemFree` waits for the device. So what is dropped is buried first (memory.rs), reused when the work that used it
 //! has ended, and given back to the driver only while no stream of ours has work.
 //!
 //! # Order
@@ -16,7 +16,7 @@
 //! executables, whoever began the capture.
 //!
 //! # Layers
-//! [`driver`] loads and checks the library and turns its codes into errors; every unsafe call stands in a small function
+//! driver.rs loads and checks the library and turns its codes into errors; every unsafe call stands in a small function
 //! of the file that owns the handle.
 
 mod device;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use signal_core::backend::{Backend, Launch, MemoryKind};
-use signal_core::dtype::{Dtype, ReduceOp};
 use signal_core::error::Result;
 use signal_core::kernel::{Algorithm, Kernel};
 use signal_core::layout::LAYOUT_VERSION;
+use signal_core::{Dtype, ReduceOp};
 
 use crate::*;
 
