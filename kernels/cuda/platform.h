@@ -31,6 +31,9 @@ SIGNAL_DEVICE uint32_t grid_dim() { return gridDim.x; }
 SIGNAL_DEVICE void relax() {}
 SIGNAL_DEVICE uint64_t clock() { uint64_t t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }  // ns
 
+// The value, worked out at this point of the program and not where it is used first.
+SIGNAL_DEVICE uint64_t here(uint64_t v) { asm volatile("" : "+l"(v)); return v; }
+
 SIGNAL_DEVICE uint64_t global(const void* p) { return __cvta_generic_to_global(p); }
 
 template <class V> SIGNAL_DEVICE V load(const V* p) { return *p; }

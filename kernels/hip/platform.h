@@ -37,6 +37,8 @@ SIGNAL_DEVICE uint64_t clock() { return __builtin_readsteadycounter(); }
 SIGNAL_DEVICE uint64_t clock() { return __builtin_amdgcn_s_memrealtime(); }  // gfx9, by compilers before clang 19
 #endif
 
+SIGNAL_DEVICE uint64_t here(uint64_t v) { return v; }
+
 using Words = uint32_t __attribute__((ext_vector_type(4)));
 
 template <class V> SIGNAL_DEVICE SIGNAL_GLOBAL V* global(V* p) { return (SIGNAL_GLOBAL V*)(p); }

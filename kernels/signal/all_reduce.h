@@ -69,16 +69,20 @@ SIGNAL_DEVICE Pack load_pack_of(uint64_t source, uint32_t pack, uint64_t count) 
   return kWhole ? load_whole<From::kPeer>(source + uint64_t(pack) * kPackBytes) : load_any<T, From::kPeer>(source, pack, count);
 }
 
-// The sum of one pack over all ranks, in rank order.
-template <class T, class Load>
+// The sum of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells.
+template <class T, uint32_t N, class Load>
 SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
   Sum<T> sum;
 #ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
   for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
 #else
   (void)rank;
-  SIGNAL_UNROLL
-  for (uint32_t r = 0; r < world; r++) sum.add(load(r));
+  if constexpr (N != 0) {
+    SIGNAL_UNROLL
+    for (uint32_t r = 0; r < N; r++) sum.add(load(r));
+  } else {
+    for (uint32_t r = 0; r < world; r++) sum.add(load(r));
+  }
 #endif
   return sum.finish();
 }
@@ -107,7 +111,7 @@ SIGNAL_DEVICE uint32_t reduce_whole(const AllReduceParams& p, const BlockShared&
     }
     SIGNAL_UNROLL
     for (uint32_t k = 0; k < kSome; k++) {
-      const Pack sum = sum_ranks<T>(N, p.group.rank, [&](uint32_t r) { return packs[k][r]; });
+      const Pack sum = sum_ranks<T, N>(N, p.group.rank, [&](uint32_t r) { return packs[k][r]; });
       platform::store_pack(&output[i + k * step], sum);
       if (kept != nullptr) platform::store_pack(&kept[i + k * step], sum);
     }
@@ -146,7 +150,7 @@ SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, c
   else whole_packs(Count<1>{});
   for (; i < packs; i += stride.step) {  // the ragged end, or all of it when some address is not aligned
     const uint64_t count = elements_from<T>(p, w.first);
-    const Pack sum = sum_ranks<T>(world, p.group.rank, [&](uint32_t r) {
+    const Pack sum = sum_ranks<T, 0>(world, p.group.rank, [&](uint32_t r) {
       return load_pack_of<T, false>(shared.source[r], first + i, count);
     });
     store_any<T>(w.output, first + i, count, sum);

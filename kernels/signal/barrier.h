@@ -49,14 +49,23 @@ struct CounterBarrier {
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
     return at<flag_t>(m.group.own, kSelfCounters + counter_offset(m.group.domain, platform::block_id(), peer));
   }
-  SIGNAL_DEVICE flag_t* word(uint64_t base, flag_t value, uint32_t from) const {
+  SIGNAL_DEVICE flag_t* in_set(uint64_t even, flag_t value) const {
 #ifdef SIGNAL_MUTANT_ONE_COUNTER_SET
     value = 0;
 #endif
-    return at<flag_t>(base, kPeerCounters + counter_offset(m.group.domain * 2 + (value & 1), platform::block_id(), from));
+    return at<flag_t>(even, (value & 1) * kSetBytes);
+  }
+  SIGNAL_DEVICE flag_t* outbox(uint32_t peer, flag_t value) const {
+    if (peer == platform::thread_id()) return in_set(m.count_out, value);
+    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), m.group.rank);
+    return in_set(m.group.base[peer] + (kPeerCounters + offset), value);
+  }
+  SIGNAL_DEVICE flag_t* inbox(uint32_t peer, flag_t value) const {
+    if (peer == platform::thread_id()) return in_set(m.count_in, value);
+    return in_set(m.group.own + (kPeerCounters + set_offset(m.group.domain, platform::block_id(), peer)), value);
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t value, bool ordered) const {
-    flag_t* to = word(m.group.base[peer], value, m.group.rank);
+    flag_t* to = outbox(peer, value);
     if (ordered) {
       // Release: pairs with the peer's acquire in `arrived`. All stores of this block before the barrier (ordered behind
       // the block barrier) are visible to the peer's block once it has seen the value.
@@ -67,11 +76,11 @@ struct CounterBarrier {
     }
   }
   SIGNAL_DEVICE Word look(uint32_t peer, flag_t value) const {
-    return Word{platform::load_relaxed(word(m.group.own, value, peer))};
+    return Word{platform::load_relaxed(inbox(peer, value))};
   }
   SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
     // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
-    if (ordered) platform::acquire(word(m.group.own, found.seen, peer));
+    if (ordered) platform::acquire(inbox(peer, found.seen));
   }
 };
 
@@ -91,15 +100,24 @@ struct PublishingBarrier {
   SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
     return at<flag_t>(m.group.own, kLineCounters + counter_offset(m.group.domain, platform::block_id(), peer));
   }
-  SIGNAL_DEVICE Line* line(uint64_t base, flag_t epoch, uint32_t from) const {
-    constexpr uint32_t kRatio = sizeof(Line) / sizeof(flag_t);
-    return at<Line>(base, kLines + kRatio * counter_offset(m.group.domain * 2 + (epoch & 1), platform::block_id(), from));
+  SIGNAL_DEVICE Line* in_set(uint64_t even, flag_t epoch) const {
+    return at<Line>(even, (epoch & 1) * (kLineRatio * kSetBytes));
+  }
+  SIGNAL_DEVICE Line* outbox(uint32_t peer, flag_t epoch) const {
+    if (peer == platform::thread_id()) return in_set(m.line_out, epoch);
+    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), m.group.rank);
+    return in_set(m.group.base[peer] + (kLines + kLineRatio * offset), epoch);
+  }
+  SIGNAL_DEVICE Line* inbox(uint32_t peer, flag_t epoch) const {
+    if (peer == platform::thread_id()) return in_set(m.line_in, epoch);
+    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), peer);
+    return in_set(m.group.own + (kLines + kLineRatio * offset), epoch);
   }
   SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
     const uint64_t data = place.staged ? kStaged : place.view[peer] + place.offset;
     const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
     const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
-    Line* to = line(m.group.base[peer], epoch, m.group.rank);
+    Line* to = outbox(peer, epoch);
     if (ordered) {
       platform::signal_release(to, low, high);  // pairs with the acquire in `arrived`, as in CounterBarrier
     } else {
@@ -107,7 +125,7 @@ struct PublishingBarrier {
     }
   }
   SIGNAL_DEVICE Word look(uint32_t peer, flag_t epoch) const {
-    return Word{platform::load_line(line(m.group.own, epoch, peer))};
+    return Word{platform::load_line(inbox(peer, epoch))};
   }
   SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
     const uint64_t data = found.data();
@@ -115,7 +133,7 @@ struct PublishingBarrier {
     // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
     // predates its kernel.
     if (ordered || data == kStaged) {
-      platform::acquire(&line(m.group.own, found.value(), peer)->low);
+      platform::acquire(&inbox(peer, found.value())->low);
       if (data == kStaged) shared.source[peer] = m.group.base[peer] + m.group.scratch_offset;
     }
   }
@@ -142,35 +160,40 @@ SIGNAL_DEVICE bool run_barrier(const Kind& kind, uint32_t phase, bool ordered, T
 
   uint32_t late = 0;
   bool failed = turn == Turn::kFirst && m.abort != 0;
-  if (thread < g.world && !failed) {
-    const auto send = [&](uint32_t peer, flag_t value) {
-      kind.send(peer, value, strong);
-      platform::store_relaxed(kind.counter(peer), value);
-    };
-    const auto wait = [&](uint32_t peer, flag_t value) {
-      typename Kind::Word found;
-      const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
-      // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
-      if (late != 0 ? here() : wait_until(m, here)) {
-        kind.arrived(peer, found, strong);
-      } else {
-        late |= 1u << peer;
-      }
-    };
-    // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all. A
-    // thread's first peer has its number; the loops are for blocks of fewer threads than there are ranks.
-    const flag_t value = kind.own_count() += 1;
-    if (thread != g.rank) send(thread, value);
+  const auto send = [&](uint32_t peer, flag_t value) {
+    kind.send(peer, value, strong);
+    platform::store_relaxed(kind.counter(peer), value);
+  };
+  const auto wait = [&](uint32_t peer, flag_t value) {
+    typename Kind::Word found;
+    const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
+    // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
+    if (late != 0 ? here() : wait_until(m, here)) {
+      kind.arrived(peer, found, strong);
+    } else {
+      late |= 1u << peer;
+    }
+  };
+  // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all. A
+  // thread has the number of its first peer; the others are for blocks of fewer threads than there are ranks.
+  const bool active = thread < g.world && !failed;
+  const bool has_peer = active && thread != g.rank;
+  const bool has_more = active && thread + threads < g.world;
+  const flag_t value = kind.own_count() += 1;
+  if (has_peer) send(thread, value);
+  if (has_more) {
     for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
       if (peer != g.rank) send(peer, platform::load_relaxed(kind.counter(peer)) + 1);
     }
-    if (turn == Turn::kFirst) m.count_call();
-    if (thread != g.rank) wait(thread, value);
+  }
+  if (turn == Turn::kFirst && !failed) m.count_call();
+  if (has_peer) wait(thread, value);
+  if (has_more) {
     for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
       if (peer != g.rank) wait(peer, platform::load_relaxed(kind.counter(peer)));
     }
-    failed = late != 0;
   }
+  failed = failed || late != 0;
   if (failed) report_fault(kind, phase, late);
   if (turn != Turn::kLast && platform::block_any(failed)) return false;
   test_delay(m, phase);

@@ -21,6 +21,13 @@ SIGNAL_DEVICE V* at(uint64_t base, uint32_t offset) {
 SIGNAL_DEVICE uint32_t counter_offset(uint32_t domain, uint32_t block, uint32_t rank) {
   return ((domain * kMaxNumBlocksUpperBound + block) * kMaxGpus + rank) * uint32_t(sizeof(flag_t));
 }
+// Words that peers write have two sets, by the lowest bit of the value.
+SIGNAL_DEVICE uint32_t set_offset(uint32_t domain, uint32_t block, uint32_t rank) {
+  return counter_offset(domain * 2, block, rank);
+}
+constexpr uint32_t kSetBytes = kMaxNumBlocksUpperBound * kMaxGpus * sizeof(flag_t);
+constexpr uint32_t kLineRatio = sizeof(Line) / sizeof(flag_t);
+
 constexpr uint32_t kSelfCounters = offsetof(Signal, self_counter);
 constexpr uint32_t kPeerCounters = offsetof(Signal, peer_counter);
 constexpr uint32_t kLineCounters = kControlOffset + offsetof(Control, line_counter);
@@ -37,11 +44,22 @@ struct Member {
   // Of peer `thread_id()`, if there is one: barriers begun, of either kind. The memory follows at each barrier.
   flag_t count;
   flag_t line_count;
+  // Where this block's words of that peer lie, for even values: at the peer, and here.
+  uint64_t count_out, count_in, line_out, line_in;
   uint64_t abort;     // the abort word when the kernel began
   uint32_t sequence;  // calls begun before this one, if thread 0 of block 0 asks
 
   SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op)
-      : group(params), operation(op), count(0), line_count(0), abort(0), sequence(0) {
+      : group(params),
+        operation(op),
+        count(0),
+        line_count(0),
+        count_out(0),
+        count_in(0),
+        line_out(0),
+        line_in(0),
+        abort(0),
+        sequence(0) {
     const uint32_t thread = platform::thread_id();
     const uint32_t block = platform::block_id();
     if (thread < params.world) {
@@ -51,6 +69,14 @@ struct Member {
       count = platform::load(at<flag_t>(params.own, kSelfCounters + offset));
       // By all, though one needs it: a branch here would wait for the loads above.
       sequence = platform::load_relaxed(sequence_word());
+      // While the loads are under way: what the barriers will need of addresses.
+      const uint64_t peer = params.base[thread];
+      const uint32_t out = set_offset(params.domain, block, params.rank);
+      const uint32_t in = set_offset(params.domain, block, thread);
+      count_out = platform::here(peer + (kPeerCounters + out));
+      count_in = platform::here(params.own + (kPeerCounters + in));
+      line_out = platform::here(peer + (kLines + kLineRatio * out));
+      line_in = platform::here(params.own + (kLines + kLineRatio * in));
     }
   }
 

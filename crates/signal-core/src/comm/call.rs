@@ -125,9 +125,9 @@ impl<'c, B: Backend> Call<'c, B> {
         let bytes = operands.check()?;
         let symmetric = self.comm.find_symmetric(input, bytes);
         let target = self.comm.find_symmetric(output, bytes);
-        let uses: Vec<_> = target.iter().map(|s| s.memory(self.comm.rank)).collect();
+        let uses = target.as_ref().map(|s| s.memory(self.comm.rank));
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_all_reduce(stream, operands, symmetric.as_ref(), &uses, op) }
+        unsafe { self.launch_all_reduce(stream, operands, symmetric.as_ref(), uses.as_slice(), op) }
     }
 
     /// Enqueues a barrier; see [`Communicator::barrier`].
