@@ -15,7 +15,8 @@ pub(crate) const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
 /// Deadline of a communicator in cases where nobody is late.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// After this a case counts as hung. Longer than the slowest case takes under a sanitizer.
+/// After this, times the scale where that is above 1, a case counts as hung. Longer than the slowest case takes under a
+/// sanitizer.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// An opened backend.
@@ -47,13 +48,14 @@ impl Watchdog {
         let over = Arc::new(AtomicBool::new(false));
         let seen = over.clone();
         // Parked, not waiting on a channel: race detectors do not see into those of the standard library.
+        let limit = WATCHDOG.mul_f64(scale().max(1.0));
         let watch = move || {
             let began = Instant::now();
             while !seen.load(Ordering::Acquire) {
-                match WATCHDOG.checked_sub(began.elapsed()) {
+                match limit.checked_sub(began.elapsed()) {
                     Some(left) => std::thread::park_timeout(left),
                     None => {
-                        eprintln!("{name} hangs: still running after {WATCHDOG:?}");
+                        eprintln!("{name} hangs: still running after {limit:?}");
                         std::process::abort();
                     }
                 }
@@ -76,9 +78,12 @@ impl Drop for Watchdog {
 
 /// `rounds` times SIGNAL_TEST_SCALE, at least 1.
 pub(crate) fn scaled(rounds: u32) -> u32 {
-    let scale = std::env::var("SIGNAL_TEST_SCALE")
-        .map_or(1.0, |text| text.parse().unwrap_or_else(|e| panic!("SIGNAL_TEST_SCALE={text}: {e}")));
-    ((f64::from(rounds) * scale) as u32).max(1)
+    ((f64::from(rounds) * scale()) as u32).max(1)
+}
+
+fn scale() -> f64 {
+    let parse = |text: String| text.parse().unwrap_or_else(|e| panic!("SIGNAL_TEST_SCALE={text}: {e}"));
+    std::env::var("SIGNAL_TEST_SCALE").map_or(1.0, parse)
 }
 
 /// The settings that cases start from. The environment is left out: a case says what it needs.
