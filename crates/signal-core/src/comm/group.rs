@@ -1,6 +1,6 @@
 //! What the ranks of one communicator share in one process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use crate::backend::{Backend, DeviceFamily, StreamId};
 use crate::error::{ApiMisuse, Result};
@@ -108,8 +108,7 @@ impl<B: Backend> Group<B> {
     }
 
     pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
-        // A panic elsewhere leaves the list whole: it is changed only after everything that can fail.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     /// Notes that `rank` uses `stream` for `domain` from now on.
@@ -117,7 +116,7 @@ impl<B: Backend> Group<B> {
     /// # Errors
     /// Another rank uses the stream, or has left unfinished calls there.
     pub(crate) fn use_stream(&self, rank: usize, domain: u32, stream: &B::Stream) -> Result<()> {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.streams);
         let id: StreamId = B::stream_id(stream);
         for (first, other) in streams.iter().enumerate() {
             if first != rank && other.holds(id)? {
@@ -135,13 +134,13 @@ impl<B: Backend> Group<B> {
 
     /// Every stream on which a call of any rank may still run.
     pub(crate) fn streams(&self) -> Vec<B::Stream> {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = lock(&self.streams);
         streams.iter().flat_map(|rank| rank.last.iter().flatten().chain(&rank.former).cloned()).collect()
     }
 
     /// Notes that the rank's communicator is gone.
     pub(crate) fn leave(&self, rank: usize) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.streams);
         streams[rank].alive = false;
         if streams.iter().all(|rank| !rank.alive) {
             drop(streams);
@@ -154,6 +153,19 @@ impl<B: Backend> Group<B> {
     /// Bases of all ranks' memory as `rank`'s device sees them: in one process an address means the same everywhere.
     pub(crate) fn bases(self: &Arc<Self>) -> impl Iterator<Item = u64> {
         self.members.iter().map(|member| B::address(&member.memory))
+    }
+}
+
+/// Locks by trying: a lock that waits does so inside the standard library, where ThreadSanitizer does not see that it was
+/// taken. It is taken when a rank allocates or changes streams, so seldom that nobody waits for long. A panic elsewhere
+/// leaves what it guards whole: that is changed only after everything that can fail.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
     }
 }
 
