@@ -8,7 +8,9 @@
 #include <stdint.h>
 
 #define SIGNAL_DEVICE __device__ __forceinline__
+#define SIGNAL_COLD __device__ __noinline__
 #define SIGNAL_UNROLL _Pragma("unroll")
+#define SIGNAL_NO_UNROLL _Pragma("unroll 1")
 #define SIGNAL_SHARED(Type, name) __shared__ Type name
 
 namespace signal_comm {
@@ -19,6 +21,7 @@ struct alignas(16) Line;
 namespace platform {
 
 constexpr bool kAlwaysOrdered = false;
+constexpr uint32_t kMinBlockThreads = 32;  // the host launches no smaller blocks
 constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;    // a poll of local memory takes about 0.3 us, so a check comes after 80 us
 constexpr uint32_t kMaxBlockThreads = 512;  // 65,536 registers / 512 leaves 128 a thread
@@ -31,8 +34,9 @@ SIGNAL_DEVICE uint32_t grid_dim() { return gridDim.x; }
 SIGNAL_DEVICE void relax() {}
 SIGNAL_DEVICE uint64_t clock() { uint64_t t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }  // ns
 
-// The value, worked out at this point of the program and not where it is used first.
-SIGNAL_DEVICE uint64_t here(uint64_t v) { asm volatile("" : "+l"(v)); return v; }
+
+// The same value, of which the compiler knows nothing.
+SIGNAL_DEVICE uint32_t opaque(uint32_t v) { asm volatile("" : "+r"(v)); return v; }
 
 SIGNAL_DEVICE uint64_t global(const void* p) { return __cvta_generic_to_global(p); }
 
@@ -67,6 +71,9 @@ template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatil
 
 SIGNAL_DEVICE bool claim(uint32_t* p) { return atomicExch(p, 1u) == 0; }
 
+// Ends the calling thread, whom the block barrier then no longer waits for; on other platforms it goes on.
+SIGNAL_DEVICE void end_thread() { asm volatile("exit;"); __builtin_unreachable(); }
+
 SIGNAL_DEVICE void release_wave() {}  // a system release is cumulative over the block barrier
 SIGNAL_DEVICE void block_sync() { __syncthreads(); }
 SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
@@ -74,8 +81,8 @@ SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __float_as_uint(f); }
 SIGNAL_DEVICE float f16_to_f32(uint16_t h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
-SIGNAL_DEVICE uint16_t f32_to_f16(float f) { uint16_t h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
-SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { uint32_t v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
+SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { uint32_t v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 
 }  // namespace platform
 }  // namespace signal_comm

@@ -9,7 +9,9 @@
 #include <stdint.h>
 
 #define SIGNAL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define SIGNAL_COLD SIGNAL_DEVICE  // a call would take scratch memory
 #define SIGNAL_UNROLL _Pragma("unroll")
+#define SIGNAL_NO_UNROLL _Pragma("nounroll")
 #define SIGNAL_SHARED(Type, name) static __attribute__((shared)) Type name
 #define SIGNAL_GLOBAL __attribute__((address_space(1)))
 
@@ -21,6 +23,7 @@ struct alignas(16) Line;
 namespace platform {
 
 constexpr bool kAlwaysOrdered = true;
+constexpr uint32_t kMinBlockThreads = 32;  // the host launches no smaller blocks
 constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;
 constexpr uint32_t kMaxBlockThreads = 512;
@@ -37,7 +40,7 @@ SIGNAL_DEVICE uint64_t clock() { return __builtin_readsteadycounter(); }
 SIGNAL_DEVICE uint64_t clock() { return __builtin_amdgcn_s_memrealtime(); }  // gfx9, by compilers before clang 19
 #endif
 
-SIGNAL_DEVICE uint64_t here(uint64_t v) { return v; }
+SIGNAL_DEVICE uint32_t opaque(uint32_t v) { return v; }
 
 using Words = uint32_t __attribute__((ext_vector_type(4)));
 
@@ -64,6 +67,8 @@ template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { *(SIGNAL_GL
 
 SIGNAL_DEVICE bool claim(uint32_t* p) { return __hip_atomic_exchange(global(p), 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) == 0; }
 
+SIGNAL_DEVICE void end_thread() {}  // one lane cannot
+
 SIGNAL_DEVICE void release_wave() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, ""); }
 SIGNAL_DEVICE void block_sync() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); __builtin_amdgcn_s_barrier(); __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); }
 
@@ -83,8 +88,10 @@ SIGNAL_DEVICE bool block_any(bool vote) {
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __builtin_bit_cast(uint32_t, f); }
 SIGNAL_DEVICE float f16_to_f32(uint16_t h) { return float(__builtin_bit_cast(_Float16, h)); }
-SIGNAL_DEVICE uint16_t f32_to_f16(float f) { return __builtin_bit_cast(uint16_t, _Float16(f)); }
-SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
+SIGNAL_DEVICE uint16_t f32_to_f16(float f) { return f != f ? 0x7fff : __builtin_bit_cast(uint16_t, _Float16(f)); }
+SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
+SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
+SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
 
 }  // namespace platform
 }  // namespace signal_comm

@@ -8,7 +8,9 @@
 #include <time.h>
 
 #define SIGNAL_DEVICE inline
+#define SIGNAL_COLD inline
 #define SIGNAL_UNROLL _Pragma("GCC unroll 8")
+#define SIGNAL_NO_UNROLL
 #define SIGNAL_SHARED(Type, name) Type& name = *static_cast<Type*>(::signal_comm::platform::shared_memory(sizeof(Type)))
 
 // What the backend hands to each thread of a launch; mirrors crates/signal-host/src/module.rs.
@@ -25,6 +27,7 @@ struct alignas(16) Line;
 namespace platform {
 
 constexpr bool kAlwaysOrdered = true;
+constexpr uint32_t kMinBlockThreads = 1;
 constexpr bool kTestHooks = true;
 constexpr uint32_t kPollsPerCheck = 64;  // each poll yields, so a check comes after tens of microseconds at least
 
@@ -49,7 +52,7 @@ inline uint32_t grid_dim() { return self->grid_dim; }
 inline void relax() { sched_yield(); }
 inline uint64_t clock() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec); }
 
-inline uint64_t here(uint64_t v) { return v; }
+inline uint32_t opaque(uint32_t v) { return v; }
 
 template <class V> V load(const V* p) { return *p; }
 template <class V> void store(V* p, V v) { *p = v; }
@@ -80,6 +83,8 @@ template <class P> P load_pack_peer(const P* p) { return *p; }
 template <class P> void store_pack(P* p, const P& v) { *p = v; }
 
 inline bool claim(uint32_t* p) { return __atomic_exchange_n(p, 1u, __ATOMIC_RELAXED) == 0; }
+
+inline void end_thread() {}  // a function cannot
 
 inline void release_wave() {}
 
@@ -119,7 +124,8 @@ inline uint16_t f32_to_f16(float f) {
   const uint32_t bits = as_bits(f);
   const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude >= 0x47800000) return uint16_t(sign | 0x7c00);  // 65,536 and above, infinity (NaN is not asked)
+  if (magnitude > 0x7f800000) return 0x7fff;
+  if (magnitude >= 0x47800000) return uint16_t(sign | 0x7c00);  // 65,536 and above, infinity
   if (magnitude < 0x38800000) {
     // Below 2^-14: adding 0.5 puts the units of 2^-24 at the end of the significand, rounded to nearest even.
     return uint16_t(sign | uint16_t(as_bits(as_float(magnitude) + 0.5f) - 0x3f000000));
@@ -128,7 +134,9 @@ inline uint16_t f32_to_f16(float f) {
   return uint16_t(sign | uint16_t((rounded - (112u << 23)) >> 13));
 }
 
-inline uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
+inline uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
+inline uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
+inline uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
 
 }  // namespace platform
 }  // namespace signal_comm

@@ -3,25 +3,21 @@
 // Both kinds keep a counter of their own per peer and store its value into the peer's memory; the waiter compares for
 // equality. Two sets of words, chosen by the value's lowest bit, because a fast peer can reach barrier k+1 before a slow
 // block has read k; it cannot reach k+2, for which it needs this block's k+1. Equality makes the wrap of u32 harmless.
+//
+// The counters of the two kinds are apart: with one for both, a word of one kind could match after 2^32 barriers of the
+// other.
 #pragma once
 
 #include "wait.h"
 
 namespace signal_comm {
 
-// What a publishing barrier tells the peers: where each of them finds this rank's input. An address is below 2^63.
-struct Place {
-  bool staged;                       // in this rank's scratch, from its start
-  const uint64_t (&view)[kMaxGpus];  // else: where each peer sees it
-  uint64_t offset;                   // bytes from there
-};
-
-constexpr uint64_t kStaged = uint64_t(1) << 63;  // instead of an address
-
 // Shared by the threads of a block.
 struct BlockShared {
-  uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it
+  uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it; kNobody: it did not come
 };
+
+constexpr uint64_t kNobody = uint64_t(1) << 63;  // addresses are below it
 
 // The host image alone carries the test hook that holds a rank up behind a barrier.
 SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
@@ -33,61 +29,97 @@ SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
   }
 }
 
-// The things in which the two kinds of barrier differ.
+// A kind of barrier finds the words of a pair: this rank and one peer. A thread looks up its first pair, with the peer of
+// its own number, when the kernel begins: one trip to memory for the counter and the abort word.
+//
+// On a GPU a block has at least as many threads as there are ranks, so that a thread has one peer at most: a loop over
+// peers costs 0.35 us on an H200, even if it never goes around again. On the host one thread may stand for all.
+template <class Kind>
+struct Pairs {
+  const Member& m;
+  typename Kind::Pair first;
 
+  SIGNAL_DEVICE explicit Pairs(const Member& member) : m(member), first{} {
+    if (platform::thread_id() < kMaxGpus) first = Kind::pair(m.group, platform::thread_id());
+  }
+
+  SIGNAL_DEVICE typename Kind::Pair with(uint32_t peer) const {
+    if constexpr (platform::kMinBlockThreads >= kMaxGpus) return first;
+    return peer == platform::thread_id() ? first : Kind::pair(m.group, peer);
+  }
+  // The ranks that this thread stands for.
+  template <class Visit>
+  SIGNAL_DEVICE void for_each_rank(Visit visit) const {
+    const uint32_t thread = platform::thread_id();
+    if constexpr (platform::kMinBlockThreads >= kMaxGpus) {
+      if (thread < m.group.world) visit(thread);
+    } else {
+      for (uint32_t rank = thread; rank < m.group.world; rank += platform::block_dim()) visit(rank);
+    }
+  }
+};
+
+// Barriers by the counters of the Signal structure.
 struct CounterBarrier {
-  Member& m;
+  struct Pair {
+    flag_t count;  // barriers begun with the peer
+    flag_t* counter;
+    uint64_t out, in;  // this block's words, for even values: at the peer, and here
+  };
+
+  SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
+    const uint32_t block = platform::block_id();
+    flag_t* const counter = at<flag_t>(g.own, kSelfCounters + counter_offset(g.domain, block, peer));
+    return Pair{platform::load_relaxed(counter), counter, g.base[peer] + (kPeerCounters + set_offset(g.domain, block, g.rank)),
+                g.own + (kPeerCounters + set_offset(g.domain, block, peer))};
+  }
 
   // What was last read of a peer's word.
   struct Word {
     flag_t seen;
     SIGNAL_DEVICE flag_t value() const { return seen; }
     SIGNAL_DEVICE bool is(flag_t expected) const { return seen == expected; }
+    SIGNAL_DEVICE uint64_t data() const { return 0; }
   };
 
-  SIGNAL_DEVICE flag_t& own_count() const { return m.count; }
-  SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
-    return at<flag_t>(m.group.own, kSelfCounters + counter_offset(m.group.domain, platform::block_id(), peer));
-  }
-  SIGNAL_DEVICE flag_t* in_set(uint64_t even, flag_t value) const {
+  SIGNAL_DEVICE static flag_t* in_set(uint64_t even, flag_t value) {
 #ifdef SIGNAL_MUTANT_ONE_COUNTER_SET
     value = 0;
 #endif
-    return at<flag_t>(even, (value & 1) * kSetBytes);
+    return reinterpret_cast<flag_t*>(even + uint64_t(value & 1) * kSetBytes);
   }
-  SIGNAL_DEVICE flag_t* outbox(uint32_t peer, flag_t value) const {
-    if (peer == platform::thread_id()) return in_set(m.count_out, value);
-    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), m.group.rank);
-    return in_set(m.group.base[peer] + (kPeerCounters + offset), value);
-  }
-  SIGNAL_DEVICE flag_t* inbox(uint32_t peer, flag_t value) const {
-    if (peer == platform::thread_id()) return in_set(m.count_in, value);
-    return in_set(m.group.own + (kPeerCounters + set_offset(m.group.domain, platform::block_id(), peer)), value);
-  }
-  SIGNAL_DEVICE void send(uint32_t peer, flag_t value, bool ordered) const {
-    flag_t* to = outbox(peer, value);
+  SIGNAL_DEVICE static void send(const Pair& pair, uint64_t, bool ordered) {
+    flag_t* const to = in_set(pair.out, pair.count);
     if (ordered) {
-      // Release: pairs with the peer's acquire in `arrived`. All stores of this block before the barrier (ordered behind
-      // the block barrier) are visible to the peer's block once it has seen the value.
-      platform::signal_release(to, value);
+      // Release: pairs with the peer's acquire. All stores of this block before the barrier (ordered behind the block
+      // barrier) are visible to the peer's block once it has seen the value.
+      platform::signal_release(to, pair.count);
     } else {
       // Relaxed: for barriers over data that predates the kernel, or that was only read (P2).
-      platform::signal_relaxed(to, value);
+      platform::signal_relaxed(to, pair.count);
     }
   }
-  SIGNAL_DEVICE Word look(uint32_t peer, flag_t value) const {
-    return Word{platform::load_relaxed(inbox(peer, value))};
-  }
-  SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
-    // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
-    if (ordered) platform::acquire(inbox(peer, found.seen));
-  }
+  SIGNAL_DEVICE static Word look(const Pair& pair) { return Word{platform::load_relaxed(in_set(pair.in, pair.count))}; }
+  // Acquire: pairs with the release in `send`. Polls are relaxed, since each acquire would invalidate the caches.
+  SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(in_set(pair.in, pair.count)); }
 };
 
-struct PublishingBarrier {
-  Member& m;
-  BlockShared& shared;
-  Place place;
+// Barriers by lines, which carry 64 bits of data beside the value. A kernel that publishes its input runs all its barriers
+// by these.
+struct LineBarrier {
+  struct Pair {
+    flag_t count;  // barriers begun with the peer
+    flag_t* counter;
+    uint64_t out, in;  // this block's lines, for even values: at the peer, and here
+  };
+
+  SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
+    const uint32_t slot = platform::block_id() * kMaxGpus + peer;
+    flag_t* const counter = reinterpret_cast<flag_t*>(g.line_counters + uint64_t(slot) * sizeof(flag_t));
+    return Pair{platform::load_relaxed(counter), counter,
+                g.base[peer] + (platform::block_id() * uint32_t(kMaxGpus * sizeof(Line)) + g.line_out),
+                g.lines + uint64_t(slot) * sizeof(Line)};
+  }
 
   struct Word {
     Line line;
@@ -96,123 +128,159 @@ struct PublishingBarrier {
     SIGNAL_DEVICE uint64_t data() const { return line.high << 32 | uint32_t(line.low); }
   };
 
-  SIGNAL_DEVICE flag_t& own_count() const { return m.line_count; }
-  SIGNAL_DEVICE flag_t* counter(uint32_t peer) const {
-    return at<flag_t>(m.group.own, kLineCounters + counter_offset(m.group.domain, platform::block_id(), peer));
+  SIGNAL_DEVICE static Line* in_set(uint64_t even, flag_t value) {
+    return reinterpret_cast<Line*>(even + uint64_t(value & 1) * kLineSetBytes);
   }
-  SIGNAL_DEVICE Line* in_set(uint64_t even, flag_t epoch) const {
-    return at<Line>(even, (epoch & 1) * (kLineRatio * kSetBytes));
-  }
-  SIGNAL_DEVICE Line* outbox(uint32_t peer, flag_t epoch) const {
-    if (peer == platform::thread_id()) return in_set(m.line_out, epoch);
-    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), m.group.rank);
-    return in_set(m.group.base[peer] + (kLines + kLineRatio * offset), epoch);
-  }
-  SIGNAL_DEVICE Line* inbox(uint32_t peer, flag_t epoch) const {
-    if (peer == platform::thread_id()) return in_set(m.line_in, epoch);
-    const uint32_t offset = set_offset(m.group.domain, platform::block_id(), peer);
-    return in_set(m.group.own + (kLines + kLineRatio * offset), epoch);
-  }
-  SIGNAL_DEVICE void send(uint32_t peer, flag_t epoch, bool ordered) const {
-    const uint64_t data = place.staged ? kStaged : place.view[peer] + place.offset;
-    const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data);
-    const uint64_t high = uint64_t(epoch) << 32 | data >> 32;
-    Line* to = outbox(peer, epoch);
+  SIGNAL_DEVICE static void send(const Pair& pair, uint64_t data, bool ordered) {
+    const uint64_t low = uint64_t(pair.count) << 32 | uint32_t(data);
+    const uint64_t high = uint64_t(pair.count) << 32 | data >> 32;
+    Line* const to = in_set(pair.out, pair.count);
     if (ordered) {
-      platform::signal_release(to, low, high);  // pairs with the acquire in `arrived`, as in CounterBarrier
+      platform::signal_release(to, low, high);  // pairs with `acquire`, as in CounterBarrier
     } else {
       platform::signal_relaxed(to, low, high);
     }
   }
-  SIGNAL_DEVICE Word look(uint32_t peer, flag_t epoch) const {
-    return Word{platform::load_line(inbox(peer, epoch))};
-  }
-  SIGNAL_DEVICE void arrived(uint32_t peer, const Word& found, bool ordered) const {
-    const uint64_t data = found.data();
-    shared.source[peer] = data;
-    // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
-    // predates its kernel.
-    if (ordered || data == kStaged) {
-      platform::acquire(&inbox(peer, found.value())->low);
-      if (data == kStaged) shared.source[peer] = m.group.base[peer] + m.group.scratch_offset;
-    }
-  }
+  SIGNAL_DEVICE static Word look(const Pair& pair) { return Word{platform::load_line(in_set(pair.in, pair.count))}; }
+  SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(&in_set(pair.in, pair.count)->low); }
+};
+
+// What travels with a barrier: the word that each peer gets.
+
+struct NoMessage {
+  static constexpr bool kHasPlace = false;
+
+  SIGNAL_DEVICE uint64_t to(uint32_t) const { return 0; }
+  SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
+};
+
+// Where the peers find this rank's input: its address there, or that it is staged. Behind the barrier shared.source tells
+// where each rank's lies.
+struct InputPlace {
+  const GroupParams& group;
+  bool staged;                       // in this rank's scratch, from its start
+  const uint64_t (&view)[kMaxGpus];  // else: where each rank sees it
+  uint64_t offset;                   // bytes from there
+
+  static constexpr bool kHasPlace = true;
+  static constexpr uint64_t kStaged = uint64_t(1) << 63;
+
+  // To this rank itself: where it reads its input, staged or not.
+  SIGNAL_DEVICE uint64_t to(uint32_t peer) const { return staged && peer != group.rank ? kStaged : view[peer] + offset; }
+  SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
 };
 
 // Which barrier of its kernel it is. The first heeds the abort word before it signals anything: a signal sent after a fault
 // could be taken for another barrier's. Behind the last nothing is left to agree on, and a thread may leave by itself.
 enum class Turn { kFirst, kBetween, kLast };
 
-// Runs one barrier. Every thread of the block calls it and, unless it is the last, gets the same answer; false: the kernel
-// must leave now.
+// All barriers of one kind in a kernel.
 template <class Kind>
-SIGNAL_DEVICE bool run_barrier(const Kind& kind, uint32_t phase, bool ordered, Turn turn) {
-  Member& m = kind.m;
-  const GroupParams& g = m.group;
-  const uint32_t thread = platform::thread_id();
-  const uint32_t threads = platform::block_dim();
-  const bool strong = ordered || platform::kAlwaysOrdered || (g.flags & kFlagOrdered) != 0;
+struct Barriers {
+  Pairs<Kind> pairs;
+  BlockShared& shared;
+  bool always_ordered;  // all barriers release and acquire, whatever each asks for
 
-  // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
-  // stores, so each wave releases its own.
-  if (strong) platform::release_wave();
-  if (turn != Turn::kFirst || strong) platform::block_sync();
+  SIGNAL_DEVICE Barriers(const Member& member, BlockShared& block)
+      : Barriers(member, block, (member.group.flags & kFlagOrdered) != 0) {}
+  SIGNAL_DEVICE Barriers(const Member& member, BlockShared& block, bool always)
+      : pairs(member), shared(block), always_ordered(platform::kAlwaysOrdered || always) {}
 
-  uint32_t late = 0;
-  bool failed = turn == Turn::kFirst && m.abort != 0;
-  const auto send = [&](uint32_t peer, flag_t value) {
-    kind.send(peer, value, strong);
-    platform::store_relaxed(kind.counter(peer), value);
-  };
-  const auto wait = [&](uint32_t peer, flag_t value) {
-    typename Kind::Word found;
-    const auto here = [&] { return (found = kind.look(peer, value)).is(value); };
-    // After one wait was given up the others get a single look, so that a thread with several peers costs one deadline.
-    if (late != 0 ? here() : wait_until(m, here)) {
-      kind.arrived(peer, found, strong);
-    } else {
-      late |= 1u << peer;
+  // Runs one barrier. Every thread of the block calls it; `complete` tells whether the kernel may go on.
+  template <class Message>
+  SIGNAL_DEVICE void run(uint32_t phase, bool ordered, Turn turn, const Message& message) {
+    const Member& m = pairs.m;
+    const uint32_t own = m.group.rank;
+    const uint32_t thread = platform::thread_id();
+    const bool strong = ordered || always_ordered;
+    // What the first peer is sent: asked for before anything waits for memory.
+    const uint64_t first = message.to(thread % kMaxGpus);
+
+    // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
+    // stores, so each wave releases its own.
+    if (strong) platform::release_wave();
+    if (turn != Turn::kFirst || strong) platform::block_sync();
+
+    const bool stop = turn == Turn::kFirst && m.abort != 0;
+    if (Message::kHasPlace || turn == Turn::kFirst) {
+      // This rank's own place, and a first mark for the others.
+      pairs.for_each_rank([&](uint32_t rank) {
+        shared.source[rank] = stop ? kNobody : rank == thread ? first : message.to(rank);
+      });
     }
-  };
-  // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all. A
-  // thread has the number of its first peer; the others are for blocks of fewer threads than there are ranks.
-  const bool active = thread < g.world && !failed;
-  const bool has_peer = active && thread != g.rank;
-  const bool has_more = active && thread + threads < g.world;
-  const flag_t value = kind.own_count() += 1;
-  if (has_peer) send(thread, value);
-  if (has_more) {
-    for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
-      if (peer != g.rank) send(peer, platform::load_relaxed(kind.counter(peer)) + 1);
+    // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
+    if (!stop) {
+      pairs.for_each_rank([&](uint32_t peer) {
+        if (peer != own) {
+          typename Kind::Pair pair = pairs.with(peer);
+          pair.count += 1;
+          Kind::send(pair, peer == thread ? first : message.to(peer), strong);
+          platform::store_relaxed(pair.counter, pair.count);
+        } else if (turn == Turn::kFirst && platform::block_id() == 0) {
+          m.count_call();
+        }
+      });
+      pairs.first.count += 1;
+      bool patient = true;
+      pairs.for_each_rank([&](uint32_t peer) {
+        if (peer == own) return;
+        const typename Kind::Pair pair = pairs.with(peer);
+        // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
+        typename Kind::Word found;
+        uint32_t polls = 0;
+        do {
+          found = Kind::look(pair);
+          platform::relax();
+        } while (!found.is(pair.count) && ++polls < platform::kPollsPerCheck);
+        if (!found.is(pair.count)) {
+          const uint64_t place = shared.source[peer];
+          shared.source[peer] = kNobody;  // for the others of the block, unless it comes after all
+          // After one wait was given up the others are looked at shortly: a thread with several peers costs one deadline.
+          patient = patient && wait_on<Kind>(m.group, m.operation, phase, peer);
+          if (!patient) return;
+          shared.source[peer] = place;
+          found = Kind::look(pair);
+        }
+        const uint64_t data = found.data();
+        const bool staged = Message::is_staged(data);
+        // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
+        // predates its kernel.
+        if (strong || staged) Kind::acquire(pair);
+        if (Message::kHasPlace) shared.source[peer] = staged ? m.group.base[peer] + m.group.scratch_offset : data;
+      });
+    } else if (thread < m.group.world) {
+      report_fault<Kind>(m.group, m.operation, phase, 0);
     }
   }
-  if (turn == Turn::kFirst && !failed) m.count_call();
-  if (has_peer) wait(thread, value);
-  if (has_more) {
-    for (uint32_t peer = thread + threads; peer < g.world; peer += threads) {
-      if (peer != g.rank) wait(peer, platform::load_relaxed(kind.counter(peer)));
-    }
+
+  // A barrier without data; false: the kernel must leave now. Behind the last barrier every thread goes its own way.
+  SIGNAL_DEVICE bool meet(uint32_t phase, bool ordered, Turn turn) {
+    run(phase, ordered, turn, NoMessage{});
+    if (turn != Turn::kLast) platform::block_sync();
+    test_delay(pairs.m, phase);
+    return turn == Turn::kLast || complete();
   }
-  failed = failed || late != 0;
-  if (failed) report_fault(kind, phase, late);
-  if (turn != Turn::kLast && platform::block_any(failed)) return false;
-  test_delay(m, phase);
-  return true;
-}
 
-// A barrier without data.
-SIGNAL_DEVICE bool barrier(Member& m, uint32_t phase, bool ordered, Turn turn) {
-  return run_barrier(CounterBarrier{m}, phase, ordered, turn);
-}
+  // A start barrier over symmetric or staged input. Behind it the caller must ask for `complete`.
+  SIGNAL_DEVICE void publish(const InputPlace& place, bool ordered, Turn turn) {
+    run(kPhaseStart, ordered, turn, place);
+    platform::block_sync();
+    test_delay(pairs.m, kPhaseStart);
+  }
 
-// A start barrier over symmetric or staged input: when it returns true, shared.source[r] is where peer r's input lies.
-SIGNAL_DEVICE bool publish_input(Member& m, BlockShared& shared, const Place& place, bool ordered, Turn turn) {
-  return run_barrier(PublishingBarrier{m, shared, place}, kPhaseStart, ordered, turn);
-}
+  // Whether all ranks came, as every thread of the block sees it behind the block barrier.
+  SIGNAL_DEVICE bool complete() const {
+    uint64_t all = 0;
+    for (uint32_t r = 0; r < pairs.m.group.world; r++) all |= shared.source[r];
+    return (all & kNobody) == 0;
+  }
+};
 
 SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {
-  Member m(params.group, kOpBarrier);
-  barrier(m, kPhaseStart, true, Turn::kFirst);
+  SIGNAL_SHARED(BlockShared, shared);
+  const Member m(params.group, kOpBarrier);
+  Barriers<CounterBarrier> barriers(m, shared);
+  barriers.meet(kPhaseStart, true, Turn::kFirst);
 }
 
 }  // namespace signal_comm

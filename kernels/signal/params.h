@@ -18,19 +18,22 @@ constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
 
 struct GroupParams {
-  uint64_t base[kMaxGpus];
-  uint64_t own;
-  uint64_t host_control;
-  uint64_t deadline_ticks;
-  uint64_t scratch_offset;
-  uint64_t scratch_bytes;
+  uint64_t control;
+  uint64_t line_counters;
+  uint64_t lines;
+  uint32_t line_out;
   uint32_t rank;
   uint32_t world;
-  uint32_t domain;
   uint32_t flags;
-  uint32_t delay_phase;
-  uint32_t reserved;
+  uint64_t base[kMaxGpus];
+  uint64_t own;
+  uint64_t scratch_offset;
+  uint64_t scratch_bytes;
+  uint64_t host_control;
+  uint64_t deadline_ticks;
   uint64_t delay_ticks;
+  uint32_t delay_phase;
+  uint32_t domain;
 };
 
 struct BarrierParams {
@@ -66,13 +69,13 @@ struct AllReduceParams {
   uint64_t view[kMaxGpus];
 };
 
-static_assert(sizeof(GroupParams) == 136, "params");
-static_assert(offsetof(GroupParams, rank) == 104, "params");
-static_assert(offsetof(GroupParams, delay_ticks) == 128, "params");
-static_assert(sizeof(BarrierParams) == 136, "params");
-static_assert(sizeof(BarrierProbeParams) == 160, "params");
+static_assert(sizeof(GroupParams) == 160, "params");
+static_assert(offsetof(GroupParams, base) == 40, "params");
+static_assert(offsetof(GroupParams, domain) == 156, "params");
+static_assert(sizeof(BarrierParams) == 160, "params");
+static_assert(sizeof(BarrierProbeParams) == 184, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
-static_assert(sizeof(AllReduceParams) == 248, "params");
-static_assert(offsetof(AllReduceParams, view) == 184, "params");
+static_assert(sizeof(AllReduceParams) == 272, "params");
+static_assert(offsetof(AllReduceParams, view) == 208, "params");
 
 }  // namespace signal_comm

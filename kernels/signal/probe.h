@@ -33,7 +33,9 @@ SIGNAL_DEVICE void probe_delay(uint32_t random, uint32_t max_delay) {
 SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
   SIGNAL_SHARED(BlockShared, shared);
   const GroupParams& g = params.group;
-  Member m(g, kOpBarrierProbe);
+  const Member m(g, kOpBarrierProbe);
+  Barriers<CounterBarrier> counters(m, shared);
+  Barriers<LineBarrier> lines(m, shared);
   const uint32_t block = platform::block_id();
   const uint32_t thread = block * platform::block_dim() + platform::thread_id();
   uint32_t wrong_rounds = 0;
@@ -48,11 +50,12 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
     const bool publishing = round % 2 == 1;
     if (publishing) {
       const uint64_t nowhere[kMaxGpus] = {};
-      alive = publish_input(m, shared, Place{false, nowhere, published(round, g.rank)}, true, Turn::kBetween);
+      lines.publish(InputPlace{g, false, nowhere, published(round, g.rank)}, true, Turn::kBetween);
+      alive = lines.complete();
     } else {
-      alive = round == 0 ? barrier(m, kPhaseStart, true, Turn::kFirst) : barrier(m, kPhaseMiddle, true, Turn::kBetween);
+      alive = round == 0 ? counters.meet(kPhaseStart, true, Turn::kFirst) : counters.meet(kPhaseMiddle, true, Turn::kBetween);
     }
-    if (!alive) return;
+    if (!alive) break;
 
     probe_delay(random >> 16, params.max_delay);
     bool wrong = false;
@@ -63,7 +66,7 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
       if (publishing) wrong |= shared.source[peer] != published(round, peer);
     }
     wrong_rounds += platform::block_any(wrong) ? 1 : 0;
-    if (!barrier(m, kPhaseExit, false, Turn::kBetween)) return;
+    if (!counters.meet(kPhaseExit, false, Turn::kBetween)) break;
   }
   if (platform::thread_id() == 0) {
     platform::store(reinterpret_cast<uint32_t*>(params.mismatches) + block, wrong_rounds);

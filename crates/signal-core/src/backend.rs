@@ -19,6 +19,17 @@ pub enum DeviceFamily {
     Amd,
 }
 
+impl DeviceFamily {
+    /// The smallest block that is launched: a GPU runs whole waves, and its kernels count on as many threads as there
+    /// can be ranks.
+    pub const fn min_block_threads(self) -> u32 {
+        match self {
+            DeviceFamily::Host => 1,
+            DeviceFamily::Nvidia | DeviceFamily::Amd => 32,
+        }
+    }
+}
+
 /// What connects two devices, the second key of the tuning table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -54,10 +54,14 @@ pub enum Kernel {
     PeerProbe,
     /// An all-reduce ([`AllReduceParams`]).
     AllReduce(Algorithm, ReduceOp, Dtype),
+    /// The one-stage all-reduce of a message that is one window of symmetric input, with few packs a thread, at most
+    /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the
+    /// one-stage kernel of peers whose call is not such a one.
+    AllReduceSmall(ReduceOp, Dtype),
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 12] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -67,11 +71,16 @@ const NAMES: [&str; 9] = [
     "signal_all_reduce_two_stage_sum_f32",
     "signal_all_reduce_two_stage_sum_f16",
     "signal_all_reduce_two_stage_sum_bf16",
+    "signal_all_reduce_one_stage_small_sum_f32",
+    "signal_all_reduce_one_stage_small_sum_f16",
+    "signal_all_reduce_one_stage_small_sum_bf16",
 ];
 
 impl Kernel {
     /// Kernels in the catalogue.
     pub const COUNT: usize = NAMES.len();
+    /// Most ranks of [`AllReduceSmall`](Self::AllReduceSmall).
+    pub const SMALL_WORLD: u32 = 4;
 
     /// Position in the catalogue, below [`Kernel::COUNT`].
     pub const fn index(self) -> usize {
@@ -82,17 +91,20 @@ impl Kernel {
             Kernel::AllReduce(algorithm, op, dtype) => {
                 3 + (algorithm as usize * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
             }
+            Kernel::AllReduceSmall(op, dtype) => {
+                3 + (Algorithm::ALL.len() * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
+            }
         }
     }
 
     /// Every kernel, in catalogue order.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let all_reduces = Algorithm::ALL.into_iter().flat_map(|algorithm| {
-            ReduceOp::ALL
-                .into_iter()
-                .flat_map(move |op| Dtype::ALL.into_iter().map(move |dtype| Kernel::AllReduce(algorithm, op, dtype)))
-        });
-        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe].into_iter().chain(all_reduces)
+        let typed = || ReduceOp::ALL.into_iter().flat_map(|op| Dtype::ALL.into_iter().map(move |dtype| (op, dtype)));
+        let all_reduces = Algorithm::ALL
+            .into_iter()
+            .flat_map(move |algorithm| typed().map(move |(op, dtype)| Kernel::AllReduce(algorithm, op, dtype)));
+        let small = typed().map(|(op, dtype)| Kernel::AllReduceSmall(op, dtype));
+        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe].into_iter().chain(all_reduces).chain(small)
     }
 
     /// Entry name in every image.
@@ -168,32 +180,39 @@ pub const FLAG_STAGED: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct GroupParams {
-    /// Base of each rank's communicator memory (its Signal), as this device sees it.
-    pub base: [u64; MAX_GPUS],
-    /// `base[rank]`, which a kernel needs before anything else.
-    pub own: u64,
-    /// This rank's HostControl, as this device sees it.
-    pub host_control: u64,
-    /// Longest wait at one barrier, in ticks of the platform's clock.
-    pub deadline_ticks: u64,
-    /// Start of this domain's share of the scratch, from each rank's base.
-    pub scratch_offset: u64,
-    /// Bytes of this domain's share of the scratch.
-    pub scratch_bytes: u64,
+    /// This rank's Control.
+    pub control: u64,
+    /// This rank's line counters of this domain: with the next two what a kernel needs first, worked out here, since
+    /// each instruction before the first signal is paid for by every call.
+    pub line_counters: u64,
+    /// The lines of this domain that peers write here.
+    pub lines: u64,
+    /// The lines of this domain that this rank writes, block 0's first: from each peer's base.
+    pub line_out: u32,
     /// This rank.
     pub rank: u32,
     /// World size.
     pub world: u32,
-    /// Barrier domain.
-    pub domain: u32,
     /// `FLAG_*` bits.
     pub flags: u32,
-    /// Test hook: the [`Phase`] after which this rank waits `delay_ticks`; 0 for none. Only the host image looks at it.
-    pub delay_phase: u32,
-    /// Kept zero.
-    pub reserved: u32,
+    /// Base of each rank's communicator memory (its Signal), as this device sees it.
+    pub base: [u64; MAX_GPUS],
+    /// `base[rank]`.
+    pub own: u64,
+    /// Start of this domain's share of the scratch, from each rank's base.
+    pub scratch_offset: u64,
+    /// Bytes of this domain's share of the scratch.
+    pub scratch_bytes: u64,
+    /// This rank's HostControl, as this device sees it.
+    pub host_control: u64,
+    /// Longest wait at one barrier, in ticks of the platform's clock.
+    pub deadline_ticks: u64,
     /// Test hook: how long, in ticks of the platform's clock.
     pub delay_ticks: u64,
+    /// Test hook: the [`Phase`] after which this rank waits `delay_ticks`; 0 for none. Only the host image looks at it.
+    pub delay_phase: u32,
+    /// Barrier domain.
+    pub domain: u32,
 }
 
 /// Parameters of [`Kernel::Barrier`].
@@ -259,19 +278,20 @@ pub struct AllReduceParams {
     pub whole_packs: u64,
     /// Packs in one window of the message, the same on every rank; below 2^32.
     pub window_packs: u64,
-    /// Where each rank sees this rank's input, unless it is staged: what the start barrier tells the peers.
+    /// Where each rank sees this rank's input: what the start barrier tells the peers, unless the input is staged. This
+    /// rank's own entry is always there.
     pub view: [u64; MAX_GPUS],
 }
 
 const _: () = {
-    assert!(size_of::<GroupParams>() == 136);
-    assert!(offset_of!(GroupParams, rank) == 104);
-    assert!(offset_of!(GroupParams, delay_ticks) == 128);
-    assert!(size_of::<BarrierParams>() == 136);
-    assert!(size_of::<BarrierProbeParams>() == 160);
+    assert!(size_of::<GroupParams>() == 160);
+    assert!(offset_of!(GroupParams, base) == 40);
+    assert!(offset_of!(GroupParams, domain) == 156);
+    assert!(size_of::<BarrierParams>() == 160);
+    assert!(size_of::<BarrierProbeParams>() == 184);
     assert!(size_of::<PeerProbeParams>() == 32);
-    assert!(size_of::<AllReduceParams>() == 248);
-    assert!(offset_of!(AllReduceParams, view) == 184);
+    assert!(size_of::<AllReduceParams>() == 272);
+    assert!(offset_of!(AllReduceParams, view) == 208);
 };
 
 #[cfg(test)]
@@ -285,6 +305,9 @@ mod tests {
             if let Kernel::AllReduce(a, op, d) = kernel {
                 let algorithm = a.name().replace('-', "_");
                 assert_eq!(kernel.name(), format!("signal_all_reduce_{algorithm}_{op}_{d}"));
+            }
+            if let Kernel::AllReduceSmall(op, d) = kernel {
+                assert_eq!(kernel.name(), format!("signal_all_reduce_one_stage_small_{op}_{d}"));
             }
         }
         assert_eq!(Kernel::all().count(), Kernel::COUNT);

@@ -71,6 +71,11 @@ pub const SIGNAL_BYTES: usize = size_of::<Signal>();
 /// Alignment that a Signal's base address must have: packs are read with 16-byte accesses.
 pub const SIGNAL_ALIGN: usize = PACK_BYTES;
 
+/// Bytes of one domain's line counters.
+pub(crate) const LINE_COUNTER_BYTES: usize = size_of::<[[flag_t; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]>();
+/// Bytes of one domain's lines.
+pub(crate) const LINES_BYTES: usize = size_of::<[[[Line; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]; 2]>();
+
 const _: () = {
     assert!(offset_of!(Signal, self_counter) == 0);
     assert!(offset_of!(Signal, peer_counter) == 262_144);

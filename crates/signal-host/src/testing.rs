@@ -95,6 +95,9 @@ pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread
 static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
     [
         // In another order than the catalogue: names count, not places.
+        HostEntry::new(c"signal_all_reduce_one_stage_small_sum_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_small_sum_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_small_sum_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_two_stage_sum_bf16", no_kernel),
         HostEntry::new(c"signal_all_reduce_two_stage_sum_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_two_stage_sum_f32", no_kernel),

@@ -13,6 +13,7 @@ use crate::kernel::{
     Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_STAGED, GroupParams, Kernel, Phase,
 };
 use crate::layout::{MAX_GPUS, PACK_BYTES};
+use crate::plan::Plan;
 use crate::signal::check_domain;
 
 use super::{Communicator, Symmetric};
@@ -138,6 +139,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let group = self.begin()?;
         let blocks = self.options.blocks.unwrap_or(1);
         let threads = self.options.threads.unwrap_or((MAX_GPUS as u32).min(self.comm.group.budget.max_threads()));
+        let threads = self.comm.group.whole_wave(threads);
         let params = BarrierParams { group };
         // SAFETY: the parameters are the barrier's, and name no memory but the group's.
         unsafe { self.launch(stream, Kernel::Barrier, blocks, threads, bytes_of(&params), None, &[]) }
@@ -157,7 +159,7 @@ impl<'c, B: Backend> Call<'c, B> {
     ) -> Result<()> {
         let group = self.begin()?;
         let blocks = self.options.blocks.unwrap_or(1);
-        let threads = self.options.threads.unwrap_or(1);
+        let threads = self.comm.group.whole_wave(self.options.threads.unwrap_or(1));
         if mismatches.len() < blocks as usize {
             let (found, needed) = (mismatches.len() * 4, blocks as usize * 4);
             return Err(ApiMisuse::BufferTooSmall { found, needed }.into());
@@ -230,17 +232,13 @@ impl<'c, B: Backend> Call<'c, B> {
             window_packs: window_packs(plan.algorithm, &group),
             ..AllReduceParams::zeroed()
         };
-        let kernel = Kernel::AllReduce(plan.algorithm, op, dtype);
         // In place with one stage, this rank would overwrite what its peers are still reading.
         let readable = symmetric.filter(|_| !(in_place && plan.algorithm == Algorithm::OneStage));
-        let params = match readable {
-            // In one process an address means the same to every rank.
-            Some(_) => AllReduceParams { view: [input; MAX_GPUS], ..params },
-            None => {
-                let flags = params.group.flags | FLAG_STAGED;
-                AllReduceParams { group: GroupParams { flags, ..params.group }, ..params }
-            }
-        };
+        let mut params = AllReduceParams { view: [input; MAX_GPUS], ..params }; // in one process it means the same to all
+        if readable.is_none() {
+            params.group.flags |= FLAG_STAGED;
+        }
+        let kernel = kernel_for(&plan, &params, op, dtype);
         // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
         // the symmetric buffer or this rank's scratch, which the launch keeps alive.
         unsafe {
@@ -318,6 +316,20 @@ impl Operands {
         }
         Ok(bytes)
     }
+}
+
+/// Packs a thread up to which a message is small: as many loads of each rank at once are not worth their registers.
+const SMALL_PACKS: u64 = 2;
+
+/// The kernel of a planned all-reduce. Ranks may differ in it, as in whether their input is staged: the one-stage kernels
+/// meet each other.
+fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype) -> Kernel {
+    let threads = u64::from(plan.blocks) * u64::from(plan.threads);
+    let small = plan.algorithm == Algorithm::OneStage
+        && params.group.flags == 0
+        && params.group.world <= Kernel::SMALL_WORLD
+        && params.packs <= params.window_packs.min(SMALL_PACKS * threads);
+    if small { Kernel::AllReduceSmall(op, dtype) } else { Kernel::AllReduce(plan.algorithm, op, dtype) }
 }
 
 /// Packs of one window: as many as the domain's scratch can hold staged, and for two stages reduced too. The same on

@@ -1,6 +1,6 @@
 //! What the ranks of one communicator share in one process.
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::backend::{Backend, DeviceFamily, StreamId};
 use crate::error::{ApiMisuse, Result};
@@ -107,6 +107,12 @@ impl<B: Backend> Group<B> {
         Group { members, family, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
     }
 
+    /// Threads of a block for which `threads` were asked.
+    pub(crate) fn whole_wave(&self, threads: u32) -> u32 {
+        // None stays none, which the budget refuses.
+        if threads == 0 { 0 } else { threads.max(self.family.min_block_threads()) }
+    }
+
     pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
         lock(&self.pending)
     }
@@ -148,11 +154,6 @@ impl<B: Backend> Group<B> {
             let abandoned = std::mem::take(&mut *self.lock_pending());
             drop(abandoned);
         }
-    }
-
-    /// Bases of all ranks' memory as `rank`'s device sees them: in one process an address means the same everywhere.
-    pub(crate) fn bases(self: &Arc<Self>) -> impl Iterator<Item = u64> {
-        self.members.iter().map(|member| B::address(&member.memory))
     }
 }
 

@@ -22,7 +22,10 @@ use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::GroupParams;
-use crate::layout::{CONTROL_BYTES, CONTROL_OFFSET, Control, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, Signal};
+use crate::layout::{
+    CONTROL_BYTES, CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET,
+    Signal,
+};
 use crate::plan::{self, Plan};
 use crate::settings::Settings;
 use crate::signal::SignalPtr;
@@ -222,8 +225,9 @@ impl<B: Backend> Communicator<B> {
             world: group.members.len() as u32,
             ..GroupParams::zeroed()
         };
-        for (base, address) in params.base.iter_mut().zip(group.bases()) {
-            *base = address;
+        // In one process an address means the same to every device.
+        for (base, member) in params.base.iter_mut().zip(&group.members) {
+            *base = B::address(&member.memory);
         }
         params.own = params.base[rank];
         Communicator {
@@ -244,8 +248,20 @@ impl<B: Backend> Communicator<B> {
         let shares = if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 };
         // A multiple of 128, the GPUs' cache line, so that shares do not meet in one.
         let share = (self.settings.scratch_bytes as u64 / shares) & !127;
-        let offset = SCRATCH_OFFSET as u64 + share * u64::from(domain);
-        GroupParams { domain, scratch_offset: offset, scratch_bytes: share, ..self.params }
+        let scratch_offset = SCRATCH_OFFSET as u64 + share * u64::from(domain);
+        let control = self.params.own + CONTROL_OFFSET as u64;
+        let line_counters = control + (offset_of!(Control, line_counter) + domain as usize * LINE_COUNTER_BYTES) as u64;
+        let lines = CONTROL_OFFSET + offset_of!(Control, lines) + domain as usize * LINES_BYTES;
+        GroupParams {
+            control,
+            line_counters,
+            lines: self.params.own + lines as u64,
+            line_out: (lines + self.rank * size_of::<Line>()) as u32,
+            domain,
+            scratch_offset,
+            scratch_bytes: share,
+            ..self.params
+        }
     }
 
     /// Fails once there is a fault: with the fault itself if the user has not been told yet, then with
@@ -295,14 +311,14 @@ impl<B: Backend> Communicator<B> {
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
         let settings = &self.settings;
         let table = plan::all_reduce(self.group.family, self.world_size(), count, dtype);
-        let threads =
-            options.threads.or(settings.threads).unwrap_or(table.threads.min(self.group.budget.max_threads()));
+        let asked = options.threads.or(settings.threads);
+        let threads = asked.unwrap_or(table.threads.min(self.group.budget.max_threads()));
         let asked = options.blocks.or(settings.blocks);
         Plan {
             algorithm: options.algorithm.or(settings.algorithm).unwrap_or(table.algorithm),
             // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
             blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
-            threads,
+            threads: self.group.whole_wave(threads),
         }
     }
 
