@@ -1,17 +1,48 @@
 #!/usr/bin/env bash
-# What a runner with NVIDIA GPUs executes: the suite, `doctor` and a benchmark on the CUDA backend. It needs Rust, a C++
-# compiler and the driver; nvcc is used where it is found, else installed below .tools/.
+# The CUDA backend on real GPUs, in two steps, since the machine that has them may have no Rust:
+#
+#   ci/cuda.sh pack [DIR]   builds suite, CLI, example and benchmarks, and packs them with the fixture into DIR (.carry),
+#                           stripped, under 64 MiB. Needs Rust and a C++ compiler; nvcc is used where it is found, else
+#                           installed below .tools/.
+#   bash DIR/run.sh         runs all of it. Needs the driver and nothing else.
+#   ci/cuda.sh              both.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-have nvidia-smi || die "no nvidia-smi: this machine has no NVIDIA driver"
-gpus=$(nvidia-smi --list-gpus | grep -c '^GPU' || true)
-[ "$gpus" -gt 0 ] || die "the driver lists no GPU"
-nvidia-smi --list-gpus
-find_nvcc >/dev/null || { ci/install.sh nvcc && . ci/env.sh; }
-export SIGNAL_REQUIRE_IMAGES=host,cuda
+# The executable that a cargo command reports as built.
+built() {
+  cargo "$@" --release --features cuda --message-format=json-render-diagnostics |
+    python3 -c 'import json, sys
+found = [m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")]
+print(found[-1])'
+}
 
-cargo run --release --features cuda -- doctor
-cargo test --features cuda --test cuda
-ranks=$((gpus < 8 ? gpus : 8))
-if [ "$ranks" -eq 1 ]; then bench=(--ranks 2 --share-devices); else bench=(--ranks "$ranks"); fi
-cargo run --release --features cuda -- bench all-reduce --backend cuda "${bench[@]}"
+pack() {
+  local dir=$1 nvcc program
+  find_nvcc >/dev/null || { ci/install.sh nvcc && . ci/env.sh; }
+  nvcc=$(find_nvcc)
+  export SIGNAL_REQUIRE_IMAGES=host,cuda
+  rm -rf "$dir"
+  mkdir -p "$dir"
+  cp "$(built build -p signal-cli)" "$dir/signal"
+  cp "$(built test --test cuda --no-run)" "$dir/suite"
+  cp "$(built build --example tensor_parallel)" "$dir/tensor_parallel"
+  cp "$(built build --bench call)" "$dir/call"
+  "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
+  for program in signal suite tensor_parallel call floor; do strip "$dir/$program"; done
+  cp "$(find_fixture)" "$dir/minilm.safetensors"
+  cp ci/cuda_run.sh "$dir/run.sh"
+  local commit
+  commit=$(git rev-parse --short HEAD 2>/dev/null || say unknown)
+  [ -z "$(git status --porcelain 2>/dev/null)" ] || commit="$commit, changed"
+  say "$commit" >"$dir/commit"
+  local size
+  size=$(du -sm "$dir" | cut -f1)
+  say "$dir: $size MiB"
+  [ "$size" -lt 64 ] || die "$dir is too large"
+}
+
+case ${1:-} in
+  pack) pack "${2:-.carry}" ;;
+  '') pack .carry && bash .carry/run.sh ;;
+  *) die "unknown part $1" ;;
+esac

@@ -92,19 +92,6 @@ stage_package() {
   done
 }
 
-# The fixture's path; makes it where there is none.
-find_fixture() {
-  local name=minilm_l6_f16.safetensors folder
-  for folder in "${SIGNAL_FIXTURES:-}" ../shared/data .tools/fixtures; do
-    if [ -n "$folder" ] && [ -f "$folder/$name" ]; then
-      say "$folder/$name"
-      return
-    fi
-  done
-  python3 tests/fixtures/make_minilm.py --out ".tools/fixtures/$name" >&2
-  say ".tools/fixtures/$name"
-}
-
 if [ "${1:-}" = --stage ]; then
   "stage_$2"
   exit

@@ -221,7 +221,7 @@ impl WithBackend for Examine {
         let examine = |device: &B::Device| DeviceReport {
             device: Device::from(B::describe(device)),
             image: B::load(device)
-                .map(|module| format!("{:016x}", B::fingerprint(&module)))
+                .map(|module| format!("{:016x} ({})", B::fingerprint(&module), B::code(&module)))
                 .map_err(|error| error.to_string()),
         };
         let reports = devices.iter().map(examine).collect();

@@ -212,6 +212,8 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
 
     /// Loads every kernel of the catalogue, now: a kernel that loaded lazily while a peer spins could deadlock.
     fn load(device: &Self::Device) -> Result<Self::Module>;
+    /// What code the device took from the image, for `doctor`: such as "sm_90", or "sm_120, from compute_90".
+    fn code(module: &Self::Module) -> String;
     /// Fingerprint of the image's sources, flags and compiler. Ranks of one communicator must agree on it.
     fn fingerprint(module: &Self::Module) -> u64;
     /// Blocks of `threads` threads of `kernel` that can be resident on the device at once.

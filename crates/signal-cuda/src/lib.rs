@@ -34,6 +34,9 @@ use std::time::Duration;
 use signal_core::error::Result;
 use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, StreamId};
 
+/// The bindings of cudarc that this backend calls, for what it does not wrap: handles such as [`Stream::raw`].
+pub use cudarc::driver::sys;
+
 pub use self::device::{Cuda, CudaImage, Device};
 pub use self::event::Event;
 pub use self::graph::Graph;
@@ -165,6 +168,10 @@ impl Backend for Cuda {
 
     fn load(device: &Device) -> Result<Module> {
         device.module()
+    }
+
+    fn code(module: &Module) -> String {
+        module.code().to_string()
     }
 
     fn fingerprint(module: &Module) -> u64 {

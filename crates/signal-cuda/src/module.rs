@@ -1,6 +1,7 @@
 //! The kernel image, loaded on one device.
 
 use std::ffi::{CString, c_void};
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUlaunchConfig, CUmodule, CUresult};
@@ -31,6 +32,14 @@ pub struct Code {
     /// Architecture of the PTX that the source was compiled for: the machine code's own, or an older one if the driver
     /// compiled it from PTX.
     pub virtual_arch: u32,
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Code { binary, virtual_arch } = self;
+        write!(f, "sm_{binary}")?;
+        if binary != virtual_arch { write!(f, ", made by the driver from compute_{virtual_arch}") } else { Ok(()) }
+    }
 }
 
 // SAFETY: functions may be used from any thread; the driver serialises what must be.
@@ -89,13 +98,18 @@ impl Module {
         self.0.code
     }
 
+    /// The driver's handle of a kernel, for measurements beside the library. It is loaded, and stays so.
+    pub fn function(&self, kernel: Kernel) -> CUfunction {
+        self.0.functions[kernel.index()]
+    }
+
     pub(crate) fn fingerprint(&self) -> u64 {
         self.0.device.image().fingerprint
     }
 
     pub(crate) fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
         let _current = self.0.device.enter()?;
-        let function = self.0.functions[kernel.index()];
+        let function = self.function(kernel);
         let mut blocks = 0;
         // SAFETY: the function is loaded; the output outlives the call.
         let result =
@@ -122,7 +136,7 @@ impl Module {
             attrs: std::ptr::null_mut(),
             numAttrs: 0,
         };
-        let function = self.0.functions[launch.kernel.index()];
+        let function = self.function(launch.kernel);
         // SAFETY: the function takes one struct, whose bytes the caller promises; the driver copies it and does not
         // write through the pointer. Stream and function are alive and of one context.
         let result =
@@ -142,6 +156,12 @@ fn runs_on(arch: &str, (major, minor): (u32, u32)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_tells_what_the_driver_made() {
+        assert_eq!(Code { binary: 90, virtual_arch: 90 }.to_string(), "sm_90");
+        assert_eq!(Code { binary: 120, virtual_arch: 90 }.to_string(), "sm_120, made by the driver from compute_90");
+    }
 
     #[test]
     fn code_runs_where_the_vendor_says() {

@@ -93,8 +93,13 @@ impl Stream {
     }
 
     pub(crate) fn is_capturing(&self) -> Result<bool> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let _current = self.device().enter()?;
+        self.is_capturing_here()
+    }
+
+    /// The same while the device's context is current.
+    fn is_capturing_here(&self) -> Result<bool> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive; the output outlives the call.
         let result = unsafe { sys::cuStreamIsCapturing(self.raw(), &raw mut status) };
         check("cuStreamIsCapturing", result)?;
@@ -110,9 +115,10 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw()) })
     }
 
-    /// Keeps `buffers` until what is enqueued next has ended; with the graph, if the stream is capturing.
+    /// Keeps `buffers` until what is enqueued next has ended; with the graph, if the stream is capturing. The device's
+    /// context is current.
     pub(crate) fn keep(&self, buffers: &[&Buffer]) -> Result<()> {
-        if self.is_capturing()? {
+        if self.is_capturing_here()? {
             return graph::keep(self, buffers);
         }
         for buffer in buffers {

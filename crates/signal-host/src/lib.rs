@@ -195,6 +195,10 @@ impl Backend for Host {
         Ok(Module::new(device))
     }
 
+    fn code(_module: &Module) -> String {
+        std::env::consts::ARCH.to_owned()
+    }
+
     fn fingerprint(module: &Module) -> u64 {
         module.fingerprint()
     }

@@ -77,6 +77,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Memory::Symmetric)]
     pub(crate) memory: Memory,
 
+    /// Sets of buffers that calls go round, memory permitting: with 1, every call finds its data where the last one left it
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) sets: u32,
+
     /// Seed of the random data; a run with the same seed has the same data [default: the clock]
     #[arg(long, value_parser = parse_seed)]
     pub(crate) seed: Option<u64>,

@@ -6,15 +6,13 @@ use std::thread;
 use signal_comm::reference::{self, Rng};
 use signal_comm::{Backend, DeviceBuffer, DeviceFamily, Element, ReduceOp};
 
-use super::args::Memory;
+use super::args::{Args, Memory};
 use super::check;
 use super::measure::Place;
 use super::ranks::Ranks;
 use crate::error::{CliError, Result};
 use crate::machine::binary_size;
 
-/// Sets that the calls of a batch go round, memory permitting.
-const MAX_SETS: usize = 5;
 /// More than one set is taken from at most one part in this many of the memory: the host keeps references beside them.
 const MEMORY_SHARE: u64 = 8;
 /// What outputs hold before a call: a NaN in every type, which no sum of finite values is.
@@ -41,8 +39,9 @@ pub(super) struct Sets<B: Backend, T: Element> {
 
 impl<B: Backend, T: Element> Sets<B, T> {
     /// Allocates and fills the sets of one size with data that depends on the seed and the size only.
-    pub(super) fn create(ranks: &mut Ranks<B>, memory: Memory, seed: u64, count: usize) -> Result<Self> {
-        let number = affordable_sets(ranks, count * T::DTYPE.bytes())?;
+    pub(super) fn create(ranks: &mut Ranks<B>, args: &Args, seed: u64, count: usize) -> Result<Self> {
+        let memory = args.memory;
+        let number = affordable_sets(ranks, count * T::DTYPE.bytes(), args.sets)?;
         let sets = (0..number).map(|index| Set::create(ranks, memory, [seed, count as u64, index as u64], count));
         Ok(Sets { sets: sets.collect::<Result<_>>()? })
     }
@@ -150,9 +149,9 @@ fn parallel<I: Sync, O: Send>(items: &[I], work: impl Fn(&I) -> O + Sync) -> Vec
 }
 
 /// How many sets of two buffers of `bytes` a rank can be had; an error if not one.
-pub(super) fn affordable_sets<B: Backend>(ranks: &Ranks<B>, bytes: usize) -> Result<usize> {
+pub(super) fn affordable_sets<B: Backend>(ranks: &Ranks<B>, bytes: usize, wanted: u32) -> Result<usize> {
     let devices: Vec<&B::Device> = ranks.devices().collect();
-    let mut affordable = MAX_SETS as u64;
+    let mut affordable = u64::from(wanted);
     for device in &devices {
         let info = B::describe(device);
         // CPU devices are slices of one memory.

@@ -64,7 +64,7 @@ impl AllReduce<'_> {
         let mut ranks = Ranks::<B>::create(backend, self.args)?;
         // What could not be done at the end is refused before the start.
         let largest = self.counts.last().map_or(0, |count| count * T::DTYPE.bytes());
-        data::affordable_sets(&ranks, largest)?;
+        data::affordable_sets(&ranks, largest, self.args.sets)?;
         if let Some(path) = &self.args.json {
             OpenOptions::new().create(true).append(true).open(path).map_err(CliError::file(path))?;
         }
@@ -93,7 +93,7 @@ impl AllReduce<'_> {
     ) -> Result<()> {
         for &count in self.counts {
             table.progress("data", count * T::DTYPE.bytes());
-            let mut sets = Sets::<B, T>::create(ranks, self.args.memory, self.seed, count)?;
+            let mut sets = Sets::<B, T>::create(ranks, self.args, self.seed, count)?;
             let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Measurement<T>> {
                 table.progress(place.name(), count * T::DTYPE.bytes());
                 measure::measure(ranks, &mut sets, place, self.args)

@@ -37,8 +37,10 @@ type Copies<B> = (DeviceBuffer<B, f32>, DeviceBuffer<B, f16>);
 /// The networks of all ranks, and the results of every run that went through them.
 struct Nets<B: Backend> {
     nets: Vec<Net<B>>,
-    /// By run, by rank.
-    results: Vec<Vec<Copies<B>>>,
+    /// Runs begun.
+    runs: u64,
+    /// Of the runs that were not checked yet: the number, and the results by rank.
+    results: Vec<(u64, Vec<Copies<B>>)>,
 }
 
 impl<B: Backend> Nets<B> {
@@ -46,7 +48,7 @@ impl<B: Backend> Nets<B> {
         let (a, b, c) = (world.alloc(COUNT), world.alloc(COUNT), world.local(COUNT));
         let half = world.alloc(COUNT);
         let nets = a.into_iter().zip(b).zip(c).zip(half).map(|(((a, b), c), half)| Net { a, b, c, half });
-        Nets { nets: nets.collect(), results: Vec::new() }
+        Nets { nets: nets.collect(), runs: 0, results: Vec::new() }
     }
 
     /// Enqueues new inputs, lets `run` enqueue the calls of each rank, and enqueues copies of the outputs.
@@ -55,7 +57,7 @@ impl<B: Backend> Nets<B> {
         world: &mut World<B>,
         mut run: impl FnMut(usize, &mut Net<B>, &mut Communicator<B>, &B::Stream) -> Result<()>,
     ) {
-        let seed = self.results.len() as u64;
+        let seed = self.runs;
         let inputs = random_inputs::<f32>(world.ranks(), seed, COUNT);
         let halves = random_inputs::<f16>(world.ranks(), seed, COUNT);
         let mut copies: Vec<_> = world.local(COUNT).into_iter().zip(world.local(COUNT)).collect();
@@ -68,16 +70,17 @@ impl<B: Backend> Nets<B> {
             copies[rank].0.copy_from(stream, &net.c)?;
             copies[rank].1.copy_from(stream, &net.half)
         });
-        self.results.push(copies);
+        self.results.push((self.runs, copies));
+        self.runs += 1;
     }
 
-    /// Waits and checks every run.
-    fn check(&self, world: &World<B>) {
+    /// Waits and checks every run since the last check.
+    fn check(&mut self, world: &World<B>) {
         world.wait();
-        for (run, copies) in self.results.iter().enumerate() {
-            let once = sum(&random_inputs::<f32>(world.ranks(), run as u64, COUNT));
+        for (run, copies) in self.results.drain(..) {
+            let once = sum(&random_inputs::<f32>(world.ranks(), run, COUNT));
             let twice = sum(&vec![once; world.ranks()]);
-            let half = sum(&random_inputs::<f16>(world.ranks(), run as u64, COUNT));
+            let half = sum(&random_inputs::<f16>(world.ranks(), run, COUNT));
             for (rank, (c, h)) in copies.iter().enumerate() {
                 let what = format!("run {run}, rank {rank} of {}", world.ranks());
                 let stream = &world.streams[rank];
@@ -93,14 +96,17 @@ fn capture<B: Backend>(world: &mut World<B>, nets: &mut Nets<B>) -> Vec<B::Graph
     (0..world.ranks()).map(|rank| world.capture(rank, |comm, stream| nets.nets[rank].calls(comm, stream))).collect()
 }
 
-/// A hundred replays, never waited for, each with new inputs and its outputs checked.
+/// A thousand replays on two ranks, fewer on others, waited for every fifty, each with new inputs and all its outputs checked.
 pub fn graph_replays_with_changing_inputs<B: Backend>(rig: &Rig<B>) {
-    for ranks in [1, 2, 3, 8] {
+    for (ranks, replays) in [(1, 100), (2, 1000), (3, 100), (8, 20)] {
         let mut world = rig.world(ranks);
         let mut nets = Nets::new(&mut world);
         let graphs = capture(&mut world, &mut nets);
-        for _ in 0..scaled(if ranks == 8 { 20 } else { 100 }) {
+        for replay in 0..scaled(replays) {
             nets.step(&mut world, |rank, _, _, stream| B::replay(&graphs[rank], stream));
+            if replay % 50 == 49 {
+                nets.check(&world);
+            }
         }
         nets.check(&world);
     }
