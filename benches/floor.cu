@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
   std::printf("empty %.3f\n", measure(1, kCalls, 20, [&](int r) { empty<<<1, 32, 0, streams[r]>>>(); }));
   std::printf("%10s %9s %-14s %9s %-10s %9s %-10s\n", "bytes", "pull", "", "push", "", "copy", "");
   for (size_t b = 2048; b <= bytes; b *= 2) {
-    if (brief && b != 2048 && b != 65536 && b != (4u << 20) && b != (64u << 20)) continue;
+    if (brief && b != 2048 && b != 16384 && b != 65536 && b != 262144 && b != (1u << 20) && b != (4u << 20) && b != (64u << 20)) continue;
     const uint32_t packs = b / 16;
     const int graphs = b > (1u << 20) ? 10 : 20, calls = b > (4u << 20) ? 10 : kCalls;
     Best best_pull, best_push, best_copy;

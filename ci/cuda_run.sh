@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Runs what ci/cuda.sh has packed beside this script, on a machine with an NVIDIA driver. Prints a short table; whole logs
 # go to $OUT (logs/). Every program has a deadline of its own.
+#
+#   bash run.sh [STEP...]   all steps, or those named: doctor suite call minilm memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+chosen=" ${*:-doctor suite call minilm memcheck floor bench} "
+wanted() { [[ $chosen == *" $1 "* ]]; }
 OUT=${OUT:-logs}
 mkdir -p "$OUT"
 failed=0
@@ -19,6 +23,7 @@ share=()
 step() {
   local name=$1 seconds=$2 start=$SECONDS
   shift 2
+  wanted "${name%%-*}" || return 0
   if timeout "$seconds" "$@" >"$OUT/$name.txt" 2>&1; then
     printf '%-22s %4d s  passed  %s\n' "$name" $((SECONDS - start)) "$(grep -v '^$' "$OUT/$name.txt" | tail -1 | cut -c1-150)"
   else
@@ -38,35 +43,47 @@ for ranks in 2 4; do
 done
 if command -v compute-sanitizer >/dev/null; then
   SIGNAL_TEST_SCALE=0.02 step memcheck 120 compute-sanitizer --tool memcheck --error-exitcode 9 \
-    ./suite --test-threads=1 all_reduce_matches_small all_reduce_special_pairs barrier_every
+    ./suite --test-threads=1 all_reduce_matches_small all_reduce_special_pairs barrier_every lamport_sizes
 else
   echo "memcheck: no compute-sanitizer here"
 fi
 
 # Floors and benchmark in one job: absolute times of different jobs do not compare.
 step floor 120 ./floor --brief
-bench() {
-  local bytes=$1 memory=$2 algorithm=$3
-  timeout 60 ./signal bench all-reduce --backend cuda --ranks 2 "${share[@]}" -d bf16 --graph 50 --sets 1 --memory "$memory" \
-    --algo "$algorithm" -b "$bytes" -e "$bytes" 2>&1 | tee -a "$OUT/bench.txt" |
-    awk -v bytes="$bytes" '/^ *[0-9]/ { print $5, $6, $11, $9 + $15 }'
-}
-echo
-echo "two ranks, bf16, graphs of 50, us per call on the slower rank: median (p99), and the median's ratio to the bare pull"
-printf '%9s %8s %28s %18s %28s %28s\n' bytes floor one-stage "in place" "staged" two-stage
-for bytes in 2048 65536 4194304 67108864; do
-  floor=$(awk -v bytes=$bytes '$1 == bytes { print $2 }' "$OUT/floor.txt")
-  line=$(printf '%9d %8s' $bytes "$floor")
-  read -r time p99 in_place wrong <<<"$(bench $bytes symmetric one-stage)"
-  line+=$(awk -v f="$floor" -v t="$time" -v p="$p99" -v i="$in_place" 'BEGIN { printf " %9.2f (%8.2f) %6.3fx %10.2f %6.3fx", t, p, t / f, i, i / f }')
-  for kind in "local one-stage" "symmetric two-stage"; do
-    # shellcheck disable=SC2086 # two words
-    read -r time p99 in_place more <<<"$(bench $bytes $kind)"
-    line+=$(awk -v f="$floor" -v t="$time" -v p="$p99" 'BEGIN { printf " %9.2f (%8.2f) %6.3fx", t, p, t / f }')
-    wrong=$((wrong + more))
-  done
-  echo "$line"
-  [ "$wrong" = 0 ] || { echo "$wrong elements are wrong"; failed=1; }
-done | tee "$OUT/ratios.txt"
-grep -q "are wrong" "$OUT/ratios.txt" && failed=1
+if wanted bench; then
+  # Kind, memory, algorithm, largest message.
+  while read -r kind memory algorithm most; do
+    timeout 100 ./signal bench all-reduce --backend cuda --ranks 2 "${share[@]}" -d bf16 --graph 50 --sets 1 \
+      --memory "$memory" --algo "$algorithm" -b 2K -e "$most" -f 2 --json "$OUT/$kind.json" >"$OUT/$kind.txt" 2>&1 ||
+      { echo "bench $kind FAILED"; tail -5 "$OUT/$kind.txt"; failed=1; }
+  done <<'KINDS'
+one-stage symmetric one-stage 64M
+staged local one-stage 64M
+two-stage symmetric two-stage 64M
+lamport local lamport 1M
+KINDS
+  echo
+  echo "two ranks, bf16, graphs of 50, us per call on the slower rank: median (p99), and the median's ratio to a bare kernel,"
+  echo "pull for the first four, push with early launch for lamport"
+  printf '%9s %7s %25s %9s %8s %25s %25s %7s %25s\n' bytes pull one-stage "in place" "" staged two-stage push lamport
+  for bytes in 2048 16384 65536 262144 1048576 4194304 67108864; do
+    awk -v bytes=$bytes '
+      function cell(file, floor,   line, f) {
+        while ((getline line < file) > 0) {
+          split(line, f)
+          if (f[1] == bytes) return sprintf("%7.2f (%7.2f) %6.3fx", f[5], f[6], f[5] / floor) SUBSEP f[11]
+        }
+        return "-" SUBSEP "-"
+      }
+      $1 == bytes {
+        pull = $2; push = $4
+        split(cell(out "/one-stage.txt", pull), one, SUBSEP)
+        split(cell(out "/staged.txt", pull), staged, SUBSEP)
+        split(cell(out "/two-stage.txt", pull), two, SUBSEP)
+        split(cell(out "/lamport.txt", push + 1e-9), lamport, SUBSEP)
+        printf "%9d %7s %25s %9s %7.3fx %25s %25s %7s %25s\n", bytes, pull, one[1], one[2], one[2] / pull, staged[1], two[1], push, lamport[1]
+      }' out="$OUT" "$OUT/floor.txt"
+  done | tee "$OUT/ratios.txt"
+  grep -h "Wrong elements" "$OUT"/*.txt | sort | uniq -c
+fi
 exit $failed

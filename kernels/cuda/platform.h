@@ -69,6 +69,23 @@ template <class P> SIGNAL_DEVICE P load_pack(const P* p) { P v; asm volatile("ld
 template <class P> SIGNAL_DEVICE P load_pack_peer(const P* p) { P v; asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(global(p)) : "memory"); return v; }
 template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
 
+// A pack that another rank polls, and the poll: 4-byte atomicity is all that is relied on, and no order among packs.
+template <class P> SIGNAL_DEVICE void send_pack(P* p, const P& v) { asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
+template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { return load_pack_peer(p); }
+
+// Relaxed suffices for both: what `arrive` tells, that the block has read the state, its thread knows from the values read;
+// and a store that depends on `arrivals` comes after it.
+SIGNAL_DEVICE void arrive(uint32_t* p) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(global(p)) : "memory"); }
+SIGNAL_DEVICE uint32_t arrivals(const uint32_t* p) { return load_relaxed(p); }
+
+#if __CUDA_ARCH__ >= 900
+SIGNAL_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+SIGNAL_DEVICE void allow_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+SIGNAL_DEVICE void wait_for_earlier() {}
+SIGNAL_DEVICE void allow_next() {}
+#endif
+
 SIGNAL_DEVICE bool claim(uint32_t* p) { return atomicExch(p, 1u) == 0; }
 
 // Ends the calling thread, whom the block barrier then no longer waits for; on other platforms it goes on.

@@ -82,6 +82,16 @@ template <class P> P load_pack(const P* p) { return *p; }
 template <class P> P load_pack_peer(const P* p) { return *p; }
 template <class P> void store_pack(P* p, const P& v) { *p = v; }
 
+// Release and acquire: the writes of one place by its owner and by a peer are ordered by the data between them.
+template <class P> void send_pack(P* p, const P& v) { uint64_t h[2]; memcpy(h, &v, 16); uint64_t* q = reinterpret_cast<uint64_t*>(p); __atomic_store_n(q, h[0], kRelease); __atomic_store_n(q + 1, h[1], kRelease); }
+template <class P> P poll_pack(const P* p) { const uint64_t* q = reinterpret_cast<const uint64_t*>(p); const uint64_t h[2] = {__atomic_load_n(q, kAcquire), __atomic_load_n(q + 1, kAcquire)}; P v; memcpy(&v, h, 16); return v; }
+
+inline void arrive(uint32_t* p) { (void)__atomic_fetch_add(p, 1u, __ATOMIC_RELEASE); }
+inline uint32_t arrivals(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+
+inline void wait_for_earlier() {}
+inline void allow_next() {}
+
 inline bool claim(uint32_t* p) { return __atomic_exchange_n(p, 1u, __ATOMIC_RELAXED) == 0; }
 
 inline void end_thread() {}  // a function cannot

@@ -7,6 +7,7 @@
 
 #include "barrier.h"
 #include "memory.h"
+#include "world.h"
 
 namespace signal_comm {
 
@@ -50,27 +51,6 @@ SIGNAL_DEVICE void stage(const AllReduceParams& p, const Window& w, uint32_t fir
   }
 }
 
-// A number that the compiler knows, as an argument.
-template <uint32_t N>
-struct Count {
-  static constexpr uint32_t value = N;
-};
-
-// Calls `act` with the world size as a constant, so that addresses and packs are registers. The commonest first; opaque, so
-// that the choice becomes no jump table, which would be read from cold memory.
-template <class Act>
-SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
-  const auto is = [&](uint32_t n) { return platform::opaque(world) == n; };
-  if (is(2)) act(Count<2>{});
-  else if (is(4)) act(Count<4>{});
-  else if (is(8)) act(Count<8>{});
-  else if (is(3)) act(Count<3>{});
-  else if (is(5)) act(Count<5>{});
-  else if (is(6)) act(Count<6>{});
-  else if (is(7)) act(Count<7>{});
-  else act(Count<1>{});
-}
-
 // Tells the peers where this rank's window lies and learns where theirs do; false: the kernel must leave now.
 SIGNAL_DEVICE bool publish_window(Barriers<LineBarrier>& barriers, const AllReduceParams& p, const Window& w) {
   barriers.publish(InputPlace{p.group, is_staged(p), p.view, w.first * kPackBytes}, is_staged(p), w.start);
@@ -82,24 +62,6 @@ SIGNAL_DEVICE bool publish_window(Barriers<LineBarrier>& barriers, const AllRedu
 template <class T, bool kWhole>
 SIGNAL_DEVICE Pack load_pack_of(uint64_t source, uint32_t pack, uint64_t count) {
   return kWhole ? load_whole<From::kPeer>(source + uint64_t(pack) * kPackBytes) : load_any<T, From::kPeer>(source, pack, count);
-}
-
-// The sum of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells.
-template <class T, uint32_t N, class Load>
-SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
-  Sum<T> sum;
-#ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
-  for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
-#else
-  (void)rank;
-  if constexpr (N != 0) {
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) sum.add(load(r));
-  } else {
-    for (uint32_t r = 0; r < world; r++) sum.add(load(r));
-  }
-#endif
-  return sum.finish();
 }
 
 // Sums packs i, i + step, ... that are left over below `packs` of the window whose first pack is `window`: the ragged end, or
@@ -246,11 +208,7 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared, false);
-  const uint32_t world = p.group.world;
-  if (platform::opaque(world) == 2) one_stage_direct<T, 2, 1>(barriers, p);
-  else if (platform::opaque(world) == 4) one_stage_direct<T, 4, 1>(barriers, p);
-  else if (world == 3) one_stage_direct<T, 3, 1>(barriers, p);
-  else one_stage_direct<T, 1, 1>(barriers, p);
+  with_world<4>(p.group.world, [&](auto world) { one_stage_direct<T, decltype(world)::value, 1>(barriers, p); });
 }
 
 // Every rank reads and adds one shard of every peer's window, keeps the sums in its scratch, and gathers the others'.

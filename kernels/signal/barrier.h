@@ -19,16 +19,6 @@ struct BlockShared {
 
 constexpr uint64_t kNobody = uint64_t(1) << 63;  // addresses are below it
 
-// The host image alone carries the test hook that holds a rank up behind a barrier.
-SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
-  if constexpr (platform::kTestHooks) {
-    if (m.group.delay_phase == phase) {
-      const uint64_t began = platform::clock();
-      while (platform::clock() - began < m.group.delay_ticks) platform::relax();
-    }
-  }
-}
-
 // A kind of barrier finds the words of a pair: this rank and one peer. A thread looks up its first pair, with the peer of
 // its own number, when the kernel begins: one trip to memory for the counter and the abort word.
 //
@@ -145,6 +135,27 @@ struct LineBarrier {
   SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(&in_set(pair.in, pair.count)->low); }
 };
 
+// Reports a fault of a barrier, as `report_fault` does, and ends the thread where the platform lets it. A function of its own:
+// what a fault needs takes no place among what every call needs.
+template <class Kind>
+SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
+  report_fault(Member(g, operation), phase, late, [&](uint32_t peer) {
+    // Relaxed: the block's other threads have stored their counters long ago, or are about to see the abort word too.
+    const typename Kind::Pair pair = Kind::pair(g, peer);
+    return Seen{pair.count, Kind::look(pair).value()};
+  });
+  platform::end_thread();
+}
+
+// The wait for a peer that did not come at once. True when it came; else the fault has been reported.
+template <class Kind>
+SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
+  const typename Kind::Pair pair = Kind::pair(g, peer);  // its counter is stored: this barrier's value
+  if (wait_until(Member(g, operation), [&] { return Kind::look(pair).is(pair.count); })) return true;
+  report_absent<Kind>(g, operation, phase, 1u << peer);
+  return false;
+}
+
 // What travels with a barrier: the word that each peer gets.
 
 struct NoMessage {
@@ -227,11 +238,12 @@ struct Barriers {
         const typename Kind::Pair pair = pairs.with(peer);
         // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
         typename Kind::Word found;
-        uint32_t polls = 0;
-        do {
+        SIGNAL_NO_UNROLL
+        for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {
           found = Kind::look(pair);
+          if (found.is(pair.count)) break;
           platform::relax();
-        } while (!found.is(pair.count) && ++polls < platform::kPollsPerCheck);
+        }
         if (!found.is(pair.count)) {
           const uint64_t place = shared.source[peer];
           shared.source[peer] = kNobody;  // for the others of the block, unless it comes after all
@@ -249,7 +261,7 @@ struct Barriers {
         if (Message::kHasPlace) shared.source[peer] = staged ? m.group.base[peer] + m.group.scratch_offset : data;
       });
     } else if (thread < m.group.world) {
-      report_fault<Kind>(m.group, m.operation, phase, 0);
+      report_absent<Kind>(m.group, m.operation, phase, 0);
     }
   }
 

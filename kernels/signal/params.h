@@ -10,9 +10,10 @@ enum Operation : uint32_t {
   kOpBarrierProbe = 2,
   kOpAllReduceOneStage = 3,
   kOpAllReduceTwoStage = 4,
+  kOpAllReduceLamport = 5,
 };
 
-enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3 };
+enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
 
 constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
@@ -55,7 +56,7 @@ struct PeerProbeParams {
   uint32_t words;
   uint32_t seed;
   uint32_t check;
-  uint32_t reserved;
+  uint32_t delay;
 };
 
 struct AllReduceParams {

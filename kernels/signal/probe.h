@@ -77,6 +77,12 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
 SIGNAL_DEVICE void peer_probe_kernel(const PeerProbeParams& params) {
   uint32_t* const remote = reinterpret_cast<uint32_t*>(params.remote);
   const uint32_t threads = platform::grid_dim() * platform::block_dim();
+  if (params.delay != 0) {
+    platform::allow_next();
+    platform::wait_for_earlier();
+    const uint64_t began = platform::clock();
+    while (platform::clock() - began < params.delay) platform::relax();
+  }
   bool wrong = false;
   for (uint32_t i = platform::block_id() * platform::block_dim() + platform::thread_id(); i < params.words; i += threads) {
     const uint32_t word = params.seed + i * 2654435761u;

@@ -67,39 +67,69 @@ struct Member {
   }
 };
 
+// The host image alone carries the test hook that holds a rank up behind a phase.
+SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
+  if constexpr (platform::kTestHooks) {
+    if (m.group.delay_phase == phase) {
+      const uint64_t began = platform::clock();
+      while (platform::clock() - began < m.group.delay_ticks) platform::relax();
+    }
+  }
+}
+
+// Polls `ready()` until it holds; false when the abort word, the host or the deadline, which counts from here, ended the
+// wait. Clock and abort words are looked at once in kPollsPerCheck polls. For waits of which the first polls are over.
+template <class Ready>
+SIGNAL_DEVICE bool wait_until(const Member& m, Ready ready) {
+  const uint64_t began = platform::clock();
+  for (bool over = false; !over;) {
+    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {
+      if (ready()) return true;
+      platform::relax();
+    }
+    over = platform::clock() - began > m.group.deadline_ticks || platform::load_relaxed(m.abort_word()) != 0 ||
+           platform::load_relaxed(&m.host()->abort_request) != 0;
+  }
+  return ready();  // what arrived while this thread was not running is not late
+}
+
+// What a wait expected of a peer, and what was there.
+struct Seen {
+  uint32_t expected;
+  uint32_t seen;
+};
+
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
 // that its other blocks leave and its later kernels return at once, and at last at the peers.
 //
-// `late` has bit r set when the calling thread gave up waiting for rank r; the words of the barriers, of the given kind,
-// show who else is missing. A function of its own: what a fault needs takes no place among what every call needs. The
-// calling thread ends here, where the platform lets it.
-template <class Kind>
-SIGNAL_COLD void report_fault(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
-  const Member m(g, operation);
-  if (!platform::claim(m.claim_word())) return platform::end_thread();
+// `late` has bit r set when the calling thread gave up waiting for rank r; `look(r)` shows who else is missing.
+template <class Look>
+SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, Look look) {
+  const GroupParams& g = m.group;
+  if (!platform::claim(m.claim_word())) return;
   HostControl* const host = m.host();
   FaultRecord& record = host->record;
 
+  SIGNAL_NO_UNROLL
   for (uint32_t peer = 0; peer < g.world; peer++) {
     if (peer == g.rank) continue;
-    // Relaxed: the block's other threads have stored their counters long ago, or are about to see the abort word too.
-    const typename Kind::Pair pair = Kind::pair(g, peer);
-    const flag_t seen = Kind::look(pair).value();
-    platform::store_relaxed(&record.expected[peer], pair.count);
-    platform::store_relaxed(&record.seen[peer], seen);
-    if (seen != pair.count) late |= 1u << peer;
+    const Seen found = look(peer);
+    platform::store_relaxed(&record.expected[peer], found.expected);
+    platform::store_relaxed(&record.seen[peer], found.seen);
+    if (found.seen != found.expected) late |= 1u << peer;
   }
 
   uint32_t status = kWoken;
-  uint64_t word = m.abort;
+  const uint32_t sequence = platform::load_relaxed(m.sequence_word());
+  uint64_t word = platform::load_relaxed(m.abort_word());
   if (word == 0) {
     const bool requested = platform::load_relaxed(&host->abort_request) != 0;
     status = requested ? kRequested : kExpired;
-    word = kAbortRaised | uint64_t(g.rank) << 48 | uint64_t(requested ? 0 : late) << 40 | uint64_t(g.domain) << 32 | m.sequence;
+    word = kAbortRaised | uint64_t(g.rank) << 48 | uint64_t(requested ? 0 : late) << 40 | uint64_t(g.domain) << 32 | sequence;
   }
   platform::store_relaxed(&record.abort, word);
-  platform::store_relaxed(&record.operation, operation);
-  platform::store_relaxed(&record.sequence, m.sequence);
+  platform::store_relaxed(&record.operation, m.operation);
+  platform::store_relaxed(&record.sequence, sequence);
   platform::store_relaxed(&record.domain, g.domain);
   platform::store_relaxed(&record.block, platform::block_id());
   platform::store_relaxed(&record.phase, phase);
@@ -108,35 +138,12 @@ SIGNAL_COLD void report_fault(const GroupParams& g, uint32_t operation, uint32_t
   // show the status before the record.
   platform::signal_release(&host->status, status);
 
-  if (status != kWoken) {  // else whoever raised it tells the others
-    platform::store_relaxed(m.abort_word(), word);
-    for (uint32_t peer = 0; peer < g.world; peer++) {
-      if (peer != g.rank) platform::store_relaxed(m.abort_word_of(peer), word);
-    }
+  if (status == kWoken) return;  // whoever raised it tells the others
+  platform::store_relaxed(m.abort_word(), word);
+  SIGNAL_NO_UNROLL
+  for (uint32_t peer = 0; peer < g.world; peer++) {
+    if (peer != g.rank) platform::store_relaxed(m.abort_word_of(peer), word);
   }
-  platform::end_thread();
-}
-
-// The wait for a peer that did not come at once, with all that ends a wait: the abort word, the host, and the deadline, which
-// counts from here. True when it came; else the fault has been reported. Clock and abort words are looked at once in
-// kPollsPerCheck polls.
-template <class Kind>
-SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
-  const Member m(g, operation);
-  const typename Kind::Pair pair = Kind::pair(g, peer);  // its counter is stored: this barrier's value
-  const auto ready = [&] { return Kind::look(pair).is(pair.count); };
-  const uint64_t began = platform::clock();
-  for (bool over = false; !over;) {
-    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {
-      if (ready()) return true;
-      platform::relax();
-    }
-    over = platform::clock() - began > g.deadline_ticks || platform::load_relaxed(m.abort_word()) != 0 ||
-           platform::load_relaxed(&m.host()->abort_request) != 0;
-  }
-  if (ready()) return true;  // what arrived while this thread was not running is not late
-  report_fault<Kind>(g, operation, phase, 1u << peer);
-  return false;
 }
 
 }  // namespace signal_comm

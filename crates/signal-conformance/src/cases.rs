@@ -3,6 +3,7 @@
 pub mod barrier;
 pub mod fault;
 pub mod graph;
+pub mod lamport;
 pub mod layout;
 pub mod matches;
 pub mod misuse;

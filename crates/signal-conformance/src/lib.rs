@@ -94,6 +94,13 @@ macro_rules! suite {
                     graph_mixes_with_eager_calls,
                     graph_on_one_rank_only,
                     graph_keeps_its_buffers;
+                lamport:
+                    lamport_flag_wraps,
+                    lamport_sizes_follow_each_other,
+                    lamport_ten_thousand_calls,
+                    lamport_words_like_the_sentinel,
+                    lamport_waits_for_an_early_producer,
+                    misuse_lamport;
                 fault:
                     timeout_names_missing_rank,
                     timeout_leaves_other_communicators_alone,

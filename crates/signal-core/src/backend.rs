@@ -30,8 +30,8 @@ impl DeviceFamily {
     }
 }
 
-/// What connects two devices, the second key of the tuning table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What connects two devices, the second key of the tuning table. In order: what is slower is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Link {
     /// They are one device.
@@ -105,6 +105,9 @@ pub struct Launch<'a, B: Backend> {
     pub threads: u32,
     /// The bytes of the kernel's parameter struct.
     pub params: &'a [u8],
+    /// The kernel waits itself for what the stream did before it ([`Kernel::waits_for_earlier`]), and may be launched
+    /// while the stream's last kernel still runs, where the device can do that.
+    pub early: bool,
     /// Memory that the kernel may touch: the backend keeps it alive until the kernel has finished, and, when the
     /// stream is capturing, for as long as the graph lives.
     pub uses: &'a [&'a B::Buffer],

@@ -90,6 +90,20 @@ pub enum ApiMisuse {
     /// Domains above 0 need [`Settings::domains`](crate::Settings::domains), which divides the scratch among them.
     #[error("barrier domain {0} is used, but the communicator was created without domains")]
     DomainsClosed(u32),
+    /// The Lamport region has 1 MiB for each rank.
+    #[error("the lamport algorithm takes up to {limit} bytes a rank, not {bytes}")]
+    LamportTooLarge {
+        /// Bytes of the call.
+        bytes: u64,
+        /// Bytes of a slot.
+        limit: usize,
+    },
+    /// The Lamport region is one for all domains, and its calls follow one another: they are calls of domain 0.
+    #[error("the lamport algorithm works on domain 0, not on domain {0}")]
+    LamportDomain(u32),
+    /// 0xFFFF_FFFF is no count of Lamport calls.
+    #[error("{0:#x} is never the flag of the Lamport state")]
+    LamportFlag(u32),
     /// Input and output of an all-reduce have the same length.
     #[error("input has {input} elements and output has {output}")]
     Length {

@@ -16,17 +16,21 @@ pub enum Algorithm {
     OneStage,
     /// Every rank pulls and adds one shard into its scratch, then gathers the shards: two hops, 2 x bytes per rank.
     TwoStage,
+    /// Every rank pushes its input into the Lamport region of every peer, where the data tells that it is there: one hop
+    /// and no barrier, (n - 1) x bytes per rank, up to 1 MiB a rank, on domain 0 only.
+    Lamport,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of the kernel catalogue.
-    pub const ALL: [Algorithm; 2] = [Algorithm::OneStage, Algorithm::TwoStage];
+    pub const ALL: [Algorithm; 3] = [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport];
 
     /// The name used by `SIGNAL_ALGO` and the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::OneStage => "one-stage",
             Algorithm::TwoStage => "two-stage",
+            Algorithm::Lamport => "lamport",
         }
     }
 
@@ -58,10 +62,12 @@ pub enum Kernel {
     /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the
     /// one-stage kernel of peers whose call is not such a one.
     AllReduceSmall(ReduceOp, Dtype),
+    /// The Lamport all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
+    AllReduceLamportSmall(ReduceOp, Dtype),
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 18] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -71,15 +77,22 @@ const NAMES: [&str; 12] = [
     "signal_all_reduce_two_stage_sum_f32",
     "signal_all_reduce_two_stage_sum_f16",
     "signal_all_reduce_two_stage_sum_bf16",
+    "signal_all_reduce_lamport_sum_f32",
+    "signal_all_reduce_lamport_sum_f16",
+    "signal_all_reduce_lamport_sum_bf16",
     "signal_all_reduce_one_stage_small_sum_f32",
     "signal_all_reduce_one_stage_small_sum_f16",
     "signal_all_reduce_one_stage_small_sum_bf16",
+    "signal_all_reduce_lamport_small_sum_f32",
+    "signal_all_reduce_lamport_small_sum_f16",
+    "signal_all_reduce_lamport_small_sum_bf16",
 ];
 
 impl Kernel {
     /// Kernels in the catalogue.
     pub const COUNT: usize = NAMES.len();
-    /// Most ranks of [`AllReduceSmall`](Self::AllReduceSmall).
+    /// Most ranks of [`AllReduceSmall`](Self::AllReduceSmall) and
+    /// [`AllReduceLamportSmall`](Self::AllReduceLamportSmall): few ranks take few registers, which makes a launch shorter.
     pub const SMALL_WORLD: u32 = 4;
 
     /// Position in the catalogue, below [`Kernel::COUNT`].
@@ -88,13 +101,21 @@ impl Kernel {
             Kernel::Barrier => 0,
             Kernel::BarrierProbe => 1,
             Kernel::PeerProbe => 2,
-            Kernel::AllReduce(algorithm, op, dtype) => {
-                3 + (algorithm as usize * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
-            }
-            Kernel::AllReduceSmall(op, dtype) => {
-                3 + (Algorithm::ALL.len() * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
-            }
+            Kernel::AllReduce(algorithm, op, dtype) => Self::typed_index(algorithm as usize, op, dtype),
+            Kernel::AllReduceSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len(), op, dtype),
+            Kernel::AllReduceLamportSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len() + 1, op, dtype),
         }
+    }
+
+    /// Position in the `form`th group of kernels, of which each has one for each operator and type.
+    const fn typed_index(form: usize, op: ReduceOp, dtype: Dtype) -> usize {
+        3 + (form * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
+    }
+
+    /// Whether the kernel itself waits for the kernels before it on its stream, so that it may be launched early (P9).
+    pub const fn waits_for_earlier(self) -> bool {
+        use Kernel::{AllReduce, AllReduceLamportSmall};
+        matches!(self, AllReduce(Algorithm::Lamport, ..) | AllReduceLamportSmall(..))
     }
 
     /// Every kernel, in catalogue order.
@@ -104,7 +125,9 @@ impl Kernel {
             .into_iter()
             .flat_map(move |algorithm| typed().map(move |(op, dtype)| Kernel::AllReduce(algorithm, op, dtype)));
         let small = typed().map(|(op, dtype)| Kernel::AllReduceSmall(op, dtype));
-        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe].into_iter().chain(all_reduces).chain(small)
+        let lamport_small = typed().map(|(op, dtype)| Kernel::AllReduceLamportSmall(op, dtype));
+        let probes = [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe];
+        probes.into_iter().chain(all_reduces).chain(small).chain(lamport_small)
     }
 
     /// Entry name in every image.
@@ -131,6 +154,8 @@ pub enum Operation {
     AllReduceOneStage = 3,
     /// A two-stage all-reduce.
     AllReduceTwoStage = 4,
+    /// A Lamport all-reduce.
+    AllReduceLamport = 5,
 }
 
 impl Operation {
@@ -141,6 +166,7 @@ impl Operation {
             2 => "barrier probe",
             3 => "one-stage all-reduce",
             4 => "two-stage all-reduce",
+            5 => "lamport all-reduce",
             _ => "unknown operation",
         }
     }
@@ -157,6 +183,8 @@ pub enum Phase {
     Middle = 2,
     /// At the exit barrier: this rank's memory is being released by its readers.
     Exit = 3,
+    /// In the exchange of a Lamport call, which has no barriers.
+    Exchange = 4,
 }
 
 impl Phase {
@@ -166,6 +194,7 @@ impl Phase {
             1 => "start barrier",
             2 => "middle barrier",
             3 => "exit barrier",
+            4 => "exchange",
             _ => "unknown phase",
         }
     }
@@ -256,8 +285,9 @@ pub struct PeerProbeParams {
     pub seed: u32,
     /// 0 writes, 1 checks.
     pub check: u32,
-    /// Kept zero.
-    pub reserved: u32,
+    /// Ticks of the platform's clock that it waits before it touches `remote`; the stream's next kernel may be launched
+    /// meanwhile. For tests of early launches.
+    pub delay: u32,
 }
 
 /// Parameters of [`Kernel::AllReduce`].
@@ -305,6 +335,9 @@ mod tests {
             if let Kernel::AllReduce(a, op, d) = kernel {
                 let algorithm = a.name().replace('-', "_");
                 assert_eq!(kernel.name(), format!("signal_all_reduce_{algorithm}_{op}_{d}"));
+            }
+            if let Kernel::AllReduceLamportSmall(op, d) = kernel {
+                assert_eq!(kernel.name(), format!("signal_all_reduce_lamport_small_{op}_{d}"));
             }
             if let Kernel::AllReduceSmall(op, d) = kernel {
                 assert_eq!(kernel.name(), format!("signal_all_reduce_one_stage_small_{op}_{d}"));

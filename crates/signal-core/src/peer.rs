@@ -46,13 +46,14 @@ pub(crate) fn prove_peer_with<B: Backend>(
             words: WORDS as u32,
             seed: SEED,
             check,
-            reserved: 0,
+            delay: 0,
         };
         let launch = Launch {
             kernel: Kernel::PeerProbe,
             grid: 1,
             threads: 64,
             params: bytes_of(&params),
+            early: false,
             uses: &[&far, &wrong],
         };
         // SAFETY: the parameters are the probe's, its addresses are of buffers named in `uses`, and nobody else knows

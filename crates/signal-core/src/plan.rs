@@ -1,9 +1,11 @@
 //! Which algorithm and grid a call takes. A plan depends only on what all ranks share (P4), never on addresses.
 #![forbid(unsafe_code)]
 
-use crate::backend::DeviceFamily;
+use crate::backend::{DeviceFamily, Link};
 use crate::dtype::Dtype;
 use crate::kernel::Algorithm;
+#[cfg(test)]
+use crate::layout::LAMPORT_SLOT_BYTES;
 use crate::layout::PACK_BYTES;
 
 /// Algorithm and grid of one call.
@@ -22,6 +24,8 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     family: DeviceFamily,
+    /// The slowest link among the ranks; `None` for all that have no rows of their own.
+    link: Option<Link>,
     /// Largest world size the row speaks of.
     max_world: usize,
     /// Largest message, in bytes.
@@ -34,45 +38,76 @@ struct Row {
 }
 
 /// First row that fits wins; the last row of each family fits everything.
-const TABLE: &[Row] = &[
-    // Host. Estimates: a second block only pays where cores are idle, which ranks of one machine seldom leave.
-    row(DeviceFamily::Host, 2, usize::MAX, Algorithm::OneStage, 1, 4096, 2),
-    row(DeviceFamily::Host, 8, 64 << 10, Algorithm::OneStage, 1, 4096, 1),
-    row(DeviceFamily::Host, 8, usize::MAX, Algorithm::TwoStage, 1, 4096, 2),
-    // NVIDIA, two ranks: swept on one H200 with both ranks on it, 2026-11-29 (benches/NOTES.md). Not measured over NVLink.
-    row(DeviceFamily::Nvidia, 2, 8 << 10, Algorithm::OneStage, 64, 1, 64),
-    row(DeviceFamily::Nvidia, 2, 512 << 10, Algorithm::OneStage, 256, 1, 64),
-    row(DeviceFamily::Nvidia, 2, usize::MAX, Algorithm::OneStage, 512, 1, 64),
-    // NVIDIA, more ranks, and AMD: not measured.
-    row(DeviceFamily::Nvidia, 8, 256 << 10, Algorithm::OneStage, 512, 1, 64),
-    row(DeviceFamily::Nvidia, 8, usize::MAX, Algorithm::TwoStage, 512, 1, 64),
-    row(DeviceFamily::Amd, 2, usize::MAX, Algorithm::OneStage, 512, 1, 64),
-    row(DeviceFamily::Amd, 8, 256 << 10, Algorithm::OneStage, 512, 1, 64),
-    row(DeviceFamily::Amd, 8, usize::MAX, Algorithm::TwoStage, 512, 1, 64),
-];
+const TABLE: &[Row] = {
+    use Algorithm::{Lamport, OneStage, TwoStage};
+    use DeviceFamily::{Amd, Host, Nvidia};
+    const ANY: Option<Link> = None;
+    const SHARED: Option<Link> = Some(Link::SameDevice);
+    const fn row(
+        key: (DeviceFamily, Option<Link>, usize),
+        max_bytes: usize,
+        algorithm: Algorithm,
+        grid: (u32, usize, u32),
+    ) -> Row {
+        let (family, link, max_world) = key;
+        let (threads, packs_per_thread, max_blocks) = grid;
+        Row { family, link, max_world, max_bytes, algorithm, threads, packs_per_thread, max_blocks }
+    }
+    &[
+        // Host. Measured with 2 and 4 ranks on 2 cores, 2026-11-29 (benches/NOTES.md); estimates elsewhere: a second block
+        // only pays where cores are idle, which ranks of one machine seldom leave.
+        row((Host, ANY, 2), 4 << 10, Lamport, (1, 4096, 1)),
+        row((Host, ANY, 8), 2 << 10, Lamport, (1, 4096, 1)),
+        row((Host, ANY, 2), usize::MAX, OneStage, (1, 4096, 2)),
+        row((Host, ANY, 8), 64 << 10, OneStage, (1, 4096, 1)),
+        row((Host, ANY, 8), usize::MAX, TwoStage, (1, 4096, 2)),
+        // NVIDIA, two ranks on one device: swept on one H200, 2026-11-29 (benches/NOTES.md).
+        row((Nvidia, SHARED, 2), 8 << 10, Lamport, (64, 1, 64)),
+        row((Nvidia, SHARED, 2), 64 << 10, Lamport, (256, 1, 64)),
+        row((Nvidia, SHARED, 2), 512 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, SHARED, 2), usize::MAX, OneStage, (512, 1, 64)),
+        // NVIDIA, two ranks, NVLink and PCIe: not measured. The bare kernels of the design crossed above 1 MiB on NVLink.
+        row((Nvidia, ANY, 2), 8 << 10, Lamport, (64, 1, 64)),
+        row((Nvidia, ANY, 2), 64 << 10, Lamport, (256, 1, 64)),
+        row((Nvidia, ANY, 2), 1 << 20, Lamport, (512, 1, 64)),
+        row((Nvidia, ANY, 2), usize::MAX, OneStage, (512, 1, 64)),
+        // NVIDIA, more ranks: not measured. A push sends to each peer what a two-stage call sends once.
+        row((Nvidia, ANY, 4), 512 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, ANY, 8), 256 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, ANY, 8), usize::MAX, TwoStage, (512, 1, 64)),
+        // AMD: never run.
+        row((Amd, ANY, 4), 512 << 10, Lamport, (512, 1, 64)),
+        row((Amd, ANY, 8), 256 << 10, Lamport, (512, 1, 64)),
+        row((Amd, ANY, 2), usize::MAX, OneStage, (512, 1, 64)),
+        row((Amd, ANY, 8), usize::MAX, TwoStage, (512, 1, 64)),
+    ]
+};
 
-const fn row(
-    family: DeviceFamily,
-    max_world: usize,
-    max_bytes: usize,
-    algorithm: Algorithm,
-    threads: u32,
-    packs_per_thread: usize,
-    max_blocks: u32,
-) -> Row {
-    Row { family, max_world, max_bytes, algorithm, threads, packs_per_thread, max_blocks }
+/// What the ranks share that a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Topology {
+    pub(crate) family: DeviceFamily,
+    /// The slowest among the ranks.
+    pub(crate) link: Link,
+    pub(crate) world: usize,
 }
 
-/// What the table gives for an all-reduce of `count` elements. The grid may still exceed the block budget.
-pub(crate) fn all_reduce(family: DeviceFamily, world: usize, count: usize, dtype: Dtype) -> Plan {
+/// What the table gives for an all-reduce of `count` elements; Lamport only where `lamport` says that the call could take
+/// it. The grid may still exceed the block budget.
+pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, lamport: bool) -> Plan {
+    let Topology { family, link, world } = topology;
     let bytes = count.saturating_mul(dtype.bytes());
-    let row = TABLE
-        .iter()
-        .find(|row| row.family == family && world <= row.max_world && bytes <= row.max_bytes)
-        // Every family ends with a row for 8 ranks and all sizes (tested below).
-        .unwrap_or(&TABLE[0]);
+    let fits = |row: &&Row| {
+        row.family == family
+            && row.link.is_none_or(|of| of == link)
+            && world <= row.max_world
+            && bytes <= row.max_bytes
+            && (lamport || row.algorithm != Algorithm::Lamport)
+    };
+    // Every family ends with a row for 8 ranks and all sizes (tested below).
+    let row = TABLE.iter().find(fits).unwrap_or(&TABLE[0]);
     let packs = match row.algorithm {
-        Algorithm::OneStage => bytes.div_ceil(PACK_BYTES),
+        Algorithm::OneStage | Algorithm::Lamport => bytes.div_ceil(PACK_BYTES),
         Algorithm::TwoStage => bytes.div_ceil(PACK_BYTES).div_ceil(world),
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
@@ -94,16 +129,34 @@ mod tests {
     fn every_family_ends_with_a_row_for_everything() {
         for family in [DeviceFamily::Host, DeviceFamily::Nvidia, DeviceFamily::Amd] {
             let last = TABLE.iter().rfind(|row| row.family == family).unwrap();
-            assert_eq!((last.max_world, last.max_bytes), (8, usize::MAX));
+            assert_eq!((last.link, last.max_world, last.max_bytes), (None, 8, usize::MAX));
+            assert_ne!(last.algorithm, Algorithm::Lamport);
+        }
+    }
+
+    #[test]
+    fn lamport_rows_fit_a_slot() {
+        for row in TABLE.iter().filter(|row| row.algorithm == Algorithm::Lamport) {
+            assert!(row.max_bytes <= LAMPORT_SLOT_BYTES, "{row:?}");
         }
     }
 
     #[test]
     fn grids_grow_with_the_message() {
-        let blocks = |count| all_reduce(DeviceFamily::Nvidia, 2, count, Dtype::F32).blocks;
-        assert_eq!(blocks(1), 1);
-        assert_eq!(blocks(64 * 4), 1);
-        assert_eq!(blocks(64 * 4 + 1), 2);
-        assert_eq!(blocks(usize::MAX), 64);
+        let topology = Topology { family: DeviceFamily::Nvidia, link: Link::NvLink, world: 2 };
+        let plan = |count| all_reduce(topology, count, Dtype::F32, true);
+        assert_eq!(plan(1).blocks, 1);
+        assert_eq!(plan(64 * 4).blocks, 1);
+        assert_eq!(plan(64 * 4 + 1).blocks, 2);
+        assert_eq!((plan(usize::MAX).blocks, plan(usize::MAX).algorithm), (64, Algorithm::OneStage));
+    }
+
+    #[test]
+    fn without_lamport_there_is_a_plan_too() {
+        for (family, world) in [(DeviceFamily::Host, 2), (DeviceFamily::Nvidia, 8), (DeviceFamily::Amd, 4)] {
+            let topology = Topology { family, link: Link::Pcie, world };
+            assert_eq!(all_reduce(topology, 100, Dtype::F16, true).algorithm, Algorithm::Lamport);
+            assert_ne!(all_reduce(topology, 100, Dtype::F16, false).algorithm, Algorithm::Lamport);
+        }
     }
 }

@@ -17,8 +17,12 @@ pub struct Settings {
     pub scratch_bytes: usize,
     /// `SIGNAL_DOMAINS`, 0 or 1: allow domains above 0. Each domain then has an eighth of the scratch.
     pub domains: bool,
-    /// `SIGNAL_ALGO`: use this algorithm for every call that does not choose one.
+    /// `SIGNAL_ALGO`: use this algorithm for every call that does not choose one, and that it can take.
     pub algorithm: Option<Algorithm>,
+    /// `SIGNAL_EARLY_LAUNCH`, 0 or 1 (default): let a small call be launched while the kernel before it on its stream still
+    /// runs, on devices that can. Off if a kernel of yours stands between two calls that is itself launched early and does
+    /// not wait for the kernels before it (`griddepcontrol.wait`).
+    pub early_launch: bool,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -53,12 +57,15 @@ impl Settings {
             settings.scratch_bytes =
                 parse_bytes(&v).ok_or_else(|| bad("SIGNAL_SCRATCH", &v, "bytes are needed, such as 64M"))?;
         }
-        if let Some(v) = value("SIGNAL_DOMAINS") {
-            settings.domains = match v.as_str() {
-                "0" => false,
-                "1" => true,
-                _ => return Err(bad("SIGNAL_DOMAINS", &v, "0 or 1 is needed").into()),
-            };
+        let switches = [("SIGNAL_DOMAINS", &mut settings.domains), ("SIGNAL_EARLY_LAUNCH", &mut settings.early_launch)];
+        for (name, switch) in switches {
+            if let Some(v) = value(name) {
+                *switch = match v.as_str() {
+                    "0" => false,
+                    "1" => true,
+                    _ => return Err(bad(name, &v, "0 or 1 is needed").into()),
+                };
+            }
         }
         if let Some(v) = value("SIGNAL_ALGO").filter(|v| v != "auto") {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
@@ -99,13 +106,14 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 6] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 7] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
             ("SIGNAL_SCRATCH", self.scratch_bytes.to_string()),
             ("SIGNAL_DOMAINS", u32::from(self.domains).to_string()),
             ("SIGNAL_ALGO", self.algorithm.map_or("auto", Algorithm::name).to_owned()),
+            ("SIGNAL_EARLY_LAUNCH", u32::from(self.early_launch).to_string()),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -119,6 +127,7 @@ impl Default for Settings {
             scratch_bytes: 64 << 20,
             domains: false,
             algorithm: None,
+            early_launch: true,
             blocks: None,
             threads: None,
         }
@@ -158,6 +167,7 @@ mod tests {
             ("SIGNAL_SCRATCH", "2M"),
             ("SIGNAL_DOMAINS", "1"),
             ("SIGNAL_ALGO", "two-stage"),
+            ("SIGNAL_EARLY_LAUNCH", "0"),
             ("SIGNAL_BLOCKS", "3"),
             ("SIGNAL_THREADS", " 4 "),
         ]);
@@ -166,6 +176,7 @@ mod tests {
             scratch_bytes: 2 << 20,
             domains: true,
             algorithm: Some(Algorithm::TwoStage),
+            early_launch: false,
             blocks: Some(3),
             threads: Some(4),
         };
@@ -185,6 +196,7 @@ mod tests {
             ("SIGNAL_SCRATCH", "64Q"),
             ("SIGNAL_SCRATCH", "99999999999G"),
             ("SIGNAL_DOMAINS", "yes"),
+            ("SIGNAL_EARLY_LAUNCH", "2"),
             ("SIGNAL_ALGO", "ring"),
             ("SIGNAL_BLOCKS", "0"),
             ("SIGNAL_THREADS", "-4"),

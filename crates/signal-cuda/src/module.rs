@@ -4,7 +4,10 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUlaunchConfig, CUmodule, CUresult};
+use cudarc::driver::sys::{
+    self, CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig,
+    CUmodule, CUresult,
+};
 use signal_core::error::{Error, Image, Result};
 use signal_core::{Kernel, Launch};
 
@@ -124,6 +127,10 @@ impl Module {
         let _current = self.0.device.enter()?;
         stream.keep(launch.uses)?;
         let mut arguments = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        let mut early = early_attribute();
+        // Only where the code was compiled for an architecture that has the wait; machine code made by the driver from
+        // older PTX has none.
+        let attributes = u32::from(launch.early && self.0.code.virtual_arch >= 90);
         let config = CUlaunchConfig {
             gridDimX: launch.grid,
             gridDimY: 1,
@@ -133,8 +140,8 @@ impl Module {
             blockDimZ: 1,
             sharedMemBytes: 0,
             hStream: stream.raw(),
-            attrs: std::ptr::null_mut(),
-            numAttrs: 0,
+            attrs: &raw mut early,
+            numAttrs: attributes,
         };
         let function = self.function(launch.kernel);
         // SAFETY: the function takes one struct, whose bytes the caller promises; the driver copies it and does not
@@ -143,6 +150,16 @@ impl Module {
             unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) };
         check("cuLaunchKernelEx", result)
     }
+}
+
+/// Programmatic stream serialization: the launch need not wait for the end of the kernel before it.
+fn early_attribute() -> CUlaunchAttribute {
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    // SAFETY: all zero bytes are a value of this plain struct.
+    let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = id;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
 }
 
 /// Machine code runs on later minor versions of its major version, PTX on everything later.

@@ -153,7 +153,8 @@ impl Stream {
     /// # Safety
     /// As for [`Backend::launch`](signal_core::backend::Backend::launch).
     pub(crate) unsafe fn launch(&self, module: &Module, launch: &Launch<'_, Host>) -> Result<()> {
-        let &Launch { kernel, grid: blocks, threads, params, uses } = launch;
+        // Streams of the host start one kernel behind the other: nothing is early.
+        let &Launch { kernel, grid: blocks, threads, params, uses, early: _ } = launch;
         self.device().check("module", module.device())?;
         if threads == 0 || threads > MAX_BLOCK_THREADS {
             return Err(ApiMisuse::Threads { threads, limit: MAX_BLOCK_THREADS }.into());

@@ -95,6 +95,12 @@ pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread
 static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
     [
         // In another order than the catalogue: names count, not places.
+        HostEntry::new(c"signal_all_reduce_lamport_small_sum_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_lamport_small_sum_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_lamport_small_sum_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_lamport_sum_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_lamport_sum_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_lamport_sum_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_one_stage_small_sum_bf16", no_kernel),
         HostEntry::new(c"signal_all_reduce_one_stage_small_sum_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_one_stage_small_sum_f32", no_kernel),
@@ -152,7 +158,7 @@ impl Bench {
         uses: &[&Buffer],
     ) -> Result<()> {
         let bytes: Vec<u8> = params.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let launch = Launch { kernel, grid: shape.0, threads: shape.1, params: &bytes, uses };
+        let launch = Launch { kernel, grid: shape.0, threads: shape.1, params: &bytes, early: false, uses };
         // SAFETY: the tests below pass what the kernels above ask for.
         unsafe { Host::launch(stream, &self.module, &launch) }
     }

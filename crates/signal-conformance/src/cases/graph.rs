@@ -13,11 +13,12 @@ use crate::world::{World, options};
 
 const COUNT: usize = 203;
 
-/// One rank's buffers of a short network: `a` is reduced into `b`, `b` into `c`, `half` in place.
+/// One rank's buffers of a short network: `a` is reduced into `b`, `b` into `c` and `d`, `half` in place.
 struct Net<B: Backend> {
     a: DeviceBuffer<B, f32>,
     b: DeviceBuffer<B, f32>,
     c: DeviceBuffer<B, f32>,
+    d: DeviceBuffer<B, f32>,
     half: DeviceBuffer<B, f16>,
 }
 
@@ -27,12 +28,13 @@ impl<B: Backend> Net<B> {
         comm.with(with(Algorithm::OneStage, 2)).all_reduce(stream, &self.a, &mut self.b, ReduceOp::Sum)?;
         comm.with(with(Algorithm::TwoStage, 3)).all_reduce_in_place(stream, &mut self.half, ReduceOp::Sum)?;
         comm.barrier(stream)?;
+        comm.with(with(Algorithm::Lamport, 2)).all_reduce(stream, &self.b, &mut self.d, ReduceOp::Sum)?;
         comm.with(with(Algorithm::TwoStage, 1)).all_reduce(stream, &self.b, &mut self.c, ReduceOp::Sum)
     }
 }
 
-/// Copies of `c` and `half`.
-type Copies<B> = (DeviceBuffer<B, f32>, DeviceBuffer<B, f16>);
+/// Copies of `c`, `d` and `half`.
+type Copies<B> = ([DeviceBuffer<B, f32>; 2], DeviceBuffer<B, f16>);
 
 /// The networks of all ranks, and the results of every run that went through them.
 struct Nets<B: Backend> {
@@ -46,8 +48,9 @@ struct Nets<B: Backend> {
 impl<B: Backend> Nets<B> {
     fn new(world: &mut World<B>) -> Self {
         let (a, b, c) = (world.alloc(COUNT), world.alloc(COUNT), world.local(COUNT));
-        let half = world.alloc(COUNT);
-        let nets = a.into_iter().zip(b).zip(c).zip(half).map(|(((a, b), c), half)| Net { a, b, c, half });
+        let (d, half) = (world.local(COUNT), world.alloc(COUNT));
+        let nets = a.into_iter().zip(b).zip(c).zip(d).zip(half);
+        let nets = nets.map(|((((a, b), c), d), half)| Net { a, b, c, d, half });
         Nets { nets: nets.collect(), runs: 0, results: Vec::new() }
     }
 
@@ -60,14 +63,18 @@ impl<B: Backend> Nets<B> {
         let seed = self.runs;
         let inputs = random_inputs::<f32>(world.ranks(), seed, COUNT);
         let halves = random_inputs::<f16>(world.ranks(), seed, COUNT);
-        let mut copies: Vec<_> = world.local(COUNT).into_iter().zip(world.local(COUNT)).collect();
+        let (c, d) = (world.local(COUNT), world.local(COUNT));
+        let mut copies: Vec<Copies<B>> =
+            c.into_iter().zip(d).zip(world.local(COUNT)).map(|((c, d), half)| ([c, d], half)).collect();
         world.each(|rank, comm, stream| {
             let net = &mut self.nets[rank];
             net.a.write(stream, &inputs[rank])?;
             net.half.write(stream, &halves[rank])?;
             net.c.fill_bytes(stream, 0xdead_beef)?;
+            net.d.fill_bytes(stream, 0xdead_beef)?;
             run(rank, net, comm, stream)?;
-            copies[rank].0.copy_from(stream, &net.c)?;
+            copies[rank].0[0].copy_from(stream, &net.c)?;
+            copies[rank].0[1].copy_from(stream, &net.d)?;
             copies[rank].1.copy_from(stream, &net.half)
         });
         self.results.push((self.runs, copies));
@@ -81,10 +88,12 @@ impl<B: Backend> Nets<B> {
             let once = sum(&random_inputs::<f32>(world.ranks(), run, COUNT));
             let twice = sum(&vec![once; world.ranks()]);
             let half = sum(&random_inputs::<f16>(world.ranks(), run, COUNT));
-            for (rank, (c, h)) in copies.iter().enumerate() {
+            for (rank, (sums, h)) in copies.iter().enumerate() {
                 let what = format!("run {run}, rank {rank} of {}", world.ranks());
                 let stream = &world.streams[rank];
-                compare::assert_bits(&what, &c.read(stream).unwrap(), &twice);
+                for sum in sums {
+                    compare::assert_bits(&what, &sum.read(stream).unwrap(), &twice);
+                }
                 compare::assert_bits(&what, &h.read(stream).unwrap(), &half);
             }
         }

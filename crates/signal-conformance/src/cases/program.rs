@@ -37,14 +37,15 @@ fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<V
             _ => below(rng, 200),
         };
         let call = options(|o| {
-            o.algorithm = pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage)]);
+            o.algorithm =
+                pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)]);
             (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(4), None)]);
         });
         let places = pick(rng, &Mix::ALL).places(ranks, rng);
         let seed = rng.next_u64();
         // On the host one rank now and then falls behind within the kernel, too.
         let late = (below(rng, 16) == 0).then(|| below(rng, ranks));
-        let phase = pick(rng, &[Phase::Start, Phase::Middle, Phase::Exit]);
+        let phase = pick(rng, &[Phase::Start, Phase::Middle, Phase::Exit, Phase::Exchange]);
         macro_rules! add {
             ($T:ty) => {{
                 let mut exchange = Exchange::<B, $T>::random(world, count, seed, call, &places);
@@ -119,6 +120,8 @@ pub fn counter_wrap<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world(ranks);
         for comm in &mut world.comms {
             comm.preset_counters(u32::MAX - before_wrap).unwrap();
+            // Its last value is skipped.
+            comm.preset_lamport_flag(u32::MAX - 1 - before_wrap / 4).unwrap();
         }
         // Not scaled: fewer calls would not reach the wrap.
         let mut program = program(&mut world, &mut rng, 100);

@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::backend::{Backend, MemoryKind};
+use crate::backend::{Backend, Link, MemoryKind};
 use crate::error::{ApiMisuse, Error, Rendezvous, Result};
 use crate::kernel::Kernel;
 use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, SCRATCH_OFFSET, Signal};
 use crate::peer::prove_peer_with;
-use crate::plan;
+use crate::plan::{self, Topology};
 use crate::settings::Settings;
 use crate::signal::check_world;
 
@@ -77,10 +77,12 @@ impl<B: Backend> Builder<B> {
         let settings = &ranks[0].1;
 
         let services = ranks.iter().map(|(device, _)| B::create_stream(device)).collect::<Result<Vec<_>>>()?;
+        let mut link = Link::SameDevice;
         for from in 0..world {
             for to in 0..world {
                 let (near, far) = (&ranks[from].0, &ranks[to].0);
                 if near != far {
+                    link = link.max(B::peer_access(near, far)?.link);
                     prove_peer_with::<B>(near, far, &modules[from], &services[from], &services[to])?;
                 }
             }
@@ -96,8 +98,9 @@ impl<B: Backend> Builder<B> {
         let infos: Vec<_> = ranks.iter().map(|(device, _)| B::describe(device)).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let budget = BlockBudget::new(max_threads, |threads| resident_blocks::<B>(ranks, &modules, threads))?;
-        budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
-        let group = Arc::new(Group::new(members, infos[0].family, budget));
+        budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1), 1)?;
+        let topology = Topology { family: infos[0].family, link, world };
+        let group = Arc::new(Group::new(members, topology, budget));
         let ticks = |rank: usize| {
             let ticks = settings.timeout.as_secs_f64() * infos[rank].clock_hz as f64;
             (ticks as u64).clamp(1, i64::MAX as u64)

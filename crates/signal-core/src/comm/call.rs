@@ -12,11 +12,11 @@ use crate::error::{ApiMisuse, Result};
 use crate::kernel::{
     Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_STAGED, GroupParams, Kernel, Phase,
 };
-use crate::layout::{MAX_GPUS, PACK_BYTES};
+use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
 use crate::plan::Plan;
 use crate::signal::check_domain;
 
-use super::{Communicator, Symmetric};
+use super::{Communicator, Symmetric, shares};
 
 /// What one call does differently. Every rank must pass the same options for the same call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -221,6 +221,14 @@ impl<'c, B: Backend> Call<'c, B> {
             return Ok(());
         }
         let plan = self.comm.plan_with(&self.options, count, dtype);
+        if plan.algorithm == Algorithm::Lamport {
+            if bytes > LAMPORT_SLOT_BYTES as u64 {
+                return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES }.into());
+            }
+            if group.domain != 0 {
+                return Err(ApiMisuse::LamportDomain(group.domain).into());
+            }
+        }
         let in_place = input == output;
         let params = AllReduceParams {
             group,
@@ -232,10 +240,15 @@ impl<'c, B: Backend> Call<'c, B> {
             window_packs: window_packs(plan.algorithm, &group),
             ..AllReduceParams::zeroed()
         };
-        // In place with one stage, this rank would overwrite what its peers are still reading.
-        let readable = symmetric.filter(|_| !(in_place && plan.algorithm == Algorithm::OneStage));
+        let readable = symmetric.filter(|_| match plan.algorithm {
+            // In place, this rank would overwrite what its peers are still reading.
+            Algorithm::OneStage => !in_place,
+            Algorithm::TwoStage => true,
+            // Each rank pushes from its own memory.
+            Algorithm::Lamport => false,
+        });
         let mut params = AllReduceParams { view: [input; MAX_GPUS], ..params }; // in one process it means the same to all
-        if readable.is_none() {
+        if readable.is_none() && plan.algorithm != Algorithm::Lamport {
             params.group.flags |= FLAG_STAGED;
         }
         let kernel = kernel_for(&plan, &params, op, dtype);
@@ -280,14 +293,15 @@ impl<'c, B: Backend> Call<'c, B> {
         uses: &[&B::Buffer],
     ) -> Result<()> {
         let comm = self.comm;
-        comm.group.budget.check(grid, threads)?;
+        let early = kernel.waits_for_earlier() && comm.settings.early_launch;
+        comm.group.budget.check(grid, threads, shares(early))?;
         comm.check_poison()?;
         comm.take_stream(self.options.domain, stream)?;
         let mut all = BufferList::new(comm.group.members[comm.rank].host.memory());
         all.extend(comm.group.members.iter().map(|member| &member.memory));
         all.extend(symmetric.iter().flat_map(|s| s.all_memory()));
         all.extend(uses.iter().copied());
-        let launch = Launch { kernel, grid, threads, params, uses: all.as_slice() };
+        let launch = Launch { kernel, grid, threads, params, early, uses: all.as_slice() };
         // SAFETY: passed on to the caller; the group's memory is in the list.
         unsafe { B::launch(stream, &comm.module, &launch) }
     }
@@ -325,11 +339,13 @@ const SMALL_PACKS: u64 = 2;
 /// meet each other.
 fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype) -> Kernel {
     let threads = u64::from(plan.blocks) * u64::from(plan.threads);
-    let small = plan.algorithm == Algorithm::OneStage
-        && params.group.flags == 0
-        && params.group.world <= Kernel::SMALL_WORLD
-        && params.packs <= params.window_packs.min(SMALL_PACKS * threads);
-    if small { Kernel::AllReduceSmall(op, dtype) } else { Kernel::AllReduce(plan.algorithm, op, dtype) }
+    let few_ranks = params.group.world <= Kernel::SMALL_WORLD;
+    let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS * threads);
+    match plan.algorithm {
+        Algorithm::OneStage if few_ranks && few_packs && params.group.flags == 0 => Kernel::AllReduceSmall(op, dtype),
+        Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(op, dtype),
+        algorithm => Kernel::AllReduce(algorithm, op, dtype),
+    }
 }
 
 /// Packs of one window: as many as the domain's scratch can hold staged, and for two stages reduced too. The same on
@@ -338,7 +354,7 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams) -> u64 {
     let packs = group.scratch_bytes / PACK_BYTES as u64;
     let world = u64::from(group.world);
     match algorithm {
-        Algorithm::OneStage => packs,
+        Algorithm::OneStage | Algorithm::Lamport => packs,
         // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.
         Algorithm::TwoStage => packs / (world + 1) * world,
     }

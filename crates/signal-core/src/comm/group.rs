@@ -2,9 +2,10 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use crate::backend::{Backend, DeviceFamily, StreamId};
+use crate::backend::{Backend, StreamId};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::NUM_BARRIER_DOMAINS;
+use crate::plan::Topology;
 
 use super::fault::HostBlock;
 use super::symmetric::PendingAllocations;
@@ -24,7 +25,7 @@ pub(crate) struct Member<B: Backend> {
 #[derive(Debug)]
 pub(crate) struct Group<B: Backend> {
     pub(crate) members: Vec<Member<B>>,
-    pub(crate) family: DeviceFamily,
+    pub(crate) topology: Topology,
     pub(crate) budget: BlockBudget,
     pending: Mutex<PendingAllocations<B>>,
     streams: Mutex<Vec<RankStreams<B>>>,
@@ -47,13 +48,13 @@ impl BlockBudget {
         Ok(BlockBudget { max_threads, blocks })
     }
 
-    /// Refuses a grid that does not fit.
-    pub(crate) fn check(&self, blocks: u32, threads: u32) -> Result<()> {
+    /// Refuses a grid that does not fit `shares` times.
+    pub(crate) fn check(&self, blocks: u32, threads: u32, shares: u32) -> Result<()> {
         let limit = self.max_threads;
         if threads == 0 || threads > limit {
             return Err(ApiMisuse::Threads { threads, limit }.into());
         }
-        let budget = self.blocks(threads);
+        let budget = self.blocks(threads) / shares;
         if blocks == 0 || blocks > budget {
             return Err(ApiMisuse::Grid { blocks, budget }.into());
         }
@@ -102,15 +103,15 @@ impl<B: Backend> RankStreams<B> {
 }
 
 impl<B: Backend> Group<B> {
-    pub(crate) fn new(members: Vec<Member<B>>, family: DeviceFamily, budget: BlockBudget) -> Self {
+    pub(crate) fn new(members: Vec<Member<B>>, topology: Topology, budget: BlockBudget) -> Self {
         let streams = members.iter().map(|_| RankStreams::new()).collect();
-        Group { members, family, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
+        Group { members, topology, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
     }
 
     /// Threads of a block for which `threads` were asked.
     pub(crate) fn whole_wave(&self, threads: u32) -> u32 {
         // None stays none, which the budget refuses.
-        if threads == 0 { 0 } else { threads.max(self.family.min_block_threads()) }
+        if threads == 0 { 0 } else { threads.max(self.topology.family.min_block_threads()) }
     }
 
     pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {

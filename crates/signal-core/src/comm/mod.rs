@@ -21,10 +21,10 @@ use crate::backend::Backend;
 use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
-use crate::kernel::GroupParams;
+use crate::kernel::{Algorithm, GroupParams};
 use crate::layout::{
-    CONTROL_BYTES, CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET,
-    Signal,
+    CONTROL_BYTES, CONTROL_OFFSET, Control, LAMPORT_SLOT_BYTES, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line,
+    NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, Signal,
 };
 use crate::plan::{self, Plan};
 use crate::settings::Settings;
@@ -217,6 +217,22 @@ impl<B: Backend> Communicator<B> {
         B::synchronize(&member.service)
     }
 
+    /// Presets the count of Lamport calls, to test its wrap. Call it on every rank with the same value, before any
+    /// collective.
+    ///
+    /// # Errors
+    /// [`ApiMisuse::LamportFlag`] for 0xFFFF_FFFF; errors of the driver.
+    #[doc(hidden)]
+    pub fn preset_lamport_flag(&mut self, value: u32) -> Result<()> {
+        if value == u32::MAX {
+            return Err(ApiMisuse::LamportFlag(value).into());
+        }
+        let member = &self.group.members[self.rank];
+        let flag = offset_of!(Signal, lamport_state) + offset_of!(LamportState, flag);
+        B::fill(&member.service, &member.memory, flag, 4, value)?;
+        B::synchronize(&member.service)
+    }
+
     fn new(group: Arc<Group<B>>, rank: usize, module: B::Module, settings: Settings, deadline_ticks: u64) -> Self {
         let mut params = GroupParams {
             host_control: B::address(group.members[rank].host.memory()),
@@ -310,16 +326,24 @@ impl<B: Backend> Communicator<B> {
 
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
         let settings = &self.settings;
-        let table = plan::all_reduce(self.group.family, self.world_size(), count, dtype);
+        let fits = count.saturating_mul(dtype.bytes()) <= LAMPORT_SLOT_BYTES && options.domain == 0;
+        let table = plan::all_reduce(self.group.topology, count, dtype, fits);
+        let setting = settings.algorithm.filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
+        let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
         let asked = options.threads.or(settings.threads);
         let threads = asked.unwrap_or(table.threads.min(self.group.budget.max_threads()));
         let asked = options.blocks.or(settings.blocks);
         Plan {
-            algorithm: options.algorithm.or(settings.algorithm).unwrap_or(table.algorithm),
+            algorithm,
             // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
-            blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
+            blocks: asked.unwrap_or(table.blocks.min(self.most_blocks(algorithm, threads).max(1))),
             threads: self.group.whole_wave(threads),
         }
+    }
+
+    /// Blocks that may be asked for.
+    fn most_blocks(&self, algorithm: Algorithm, threads: u32) -> u32 {
+        self.group.budget.blocks(threads) / shares(algorithm == Algorithm::Lamport && self.settings.early_launch)
     }
 
     /// The symmetric buffer of this rank that holds `bytes` at `address`.
@@ -335,4 +359,10 @@ impl<B: Backend> Drop for Communicator<B> {
     fn drop(&mut self) {
         self.group.leave(self.rank);
     }
+}
+
+/// Among how many kernels of one rank the block budget is divided: one that is launched early stands beside the one before
+/// it (P4).
+fn shares(early: bool) -> u32 {
+    if early { 2 } else { 1 }
 }

@@ -1,0 +1,55 @@
+// Code for each world size, and the one order in which sums run.
+#pragma once
+
+#include "dtype.h"
+
+namespace signal_comm {
+
+// A number that the compiler knows, as an argument.
+template <uint32_t N>
+struct Count {
+  static constexpr uint32_t value = N;
+};
+
+// Calls `act` with the world size as a constant, so that addresses and packs are registers. The commonest first; opaque, so
+// that the choice becomes no jump table, which would be read from cold memory. kMost: the largest world there can be.
+template <uint32_t kMost = kMaxGpus, class Act>
+SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
+  const auto is = [&](uint32_t n) { return platform::opaque(world) == n; };
+  if (is(2)) {
+    act(Count<2>{});
+  } else if (is(4)) {
+    act(Count<4>{});
+  } else if (kMost > 4 && world > 4) {
+    if constexpr (kMost > 4) {
+      if (is(8)) act(Count<8>{});
+      else if (is(5)) act(Count<5>{});
+      else if (is(6)) act(Count<6>{});
+      else act(Count<7>{});
+    }
+  } else if (is(3)) {
+    act(Count<3>{});
+  } else {
+    act(Count<1>{});
+  }
+}
+
+// The sum of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells.
+template <class T, uint32_t N, class Load>
+SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
+  Sum<T> sum;
+#ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
+  for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
+#else
+  (void)rank;
+  if constexpr (N != 0) {
+    SIGNAL_UNROLL
+    for (uint32_t r = 0; r < N; r++) sum.add(load(r));
+  } else {
+    for (uint32_t r = 0; r < world; r++) sum.add(load(r));
+  }
+#endif
+  return sum.finish();
+}
+
+}  // namespace signal_comm
