@@ -136,7 +136,9 @@ static int devices = 1;
 static cudaStream_t streams[2];
 static void use(int rank) { check(cudaSetDevice(rank % devices), "cudaSetDevice"); }
 
-// Median over graphs of the slower rank's microseconds per call.
+// Median over graphs of the slower rank's microseconds per call. Each graph runs twice and the second run is timed: while
+// the first keeps the ranks in step, the second is enqueued on both, so that no rank is timed while the host still
+// launches another's.
 static float measure(int ranks, int calls, int graphs, const std::function<void(int)>& launch) {
   cudaGraphExec_t exec[2];
   cudaEvent_t begin[2], end[2];
@@ -156,6 +158,7 @@ static float measure(int ranks, int calls, int graphs, const std::function<void(
     float slower = 0;
     for (int r = 0; r < ranks; r++) {
       use(r);
+      check(cudaGraphLaunch(exec[r], streams[r]), "launch");
       cudaEventRecord(begin[r], streams[r]);
       check(cudaGraphLaunch(exec[r], streams[r]), "launch");
       cudaEventRecord(end[r], streams[r]);
@@ -176,6 +179,19 @@ static float measure(int ranks, int calls, int graphs, const std::function<void(
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
+}
+
+// Whether `copies` grids of a kernel that waits for its peers' same blocks can be resident at once on one GPU: else it would
+// wait forever.
+static bool fits(const void* kernel, int blocks, int threads, int copies) {
+  static const int units = [] {
+    int n = 0;
+    check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "attribute");
+    return n;
+  }();
+  int each = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0), "occupancy");
+  return each * units >= blocks * (devices > 1 ? (copies + 1) / 2 : copies);
 }
 
 struct Best {
@@ -226,11 +242,13 @@ int main(int argc, char** argv) {
         if (all / 2 > packs && blocks > 1) continue;          // idle blocks
         if (packs > 4096 && threads < 256) continue;
         if (packs > 65536 && (threads < 512 || blocks < 48)) continue;
-        if (threads <= 512 && all * 2 <= 132u * 2048) {        // both ranks resident on one GPU
-          best_pull.offer(measure(2, calls, graphs, [&](int r) { pull<1><<<blocks, threads, 0, streams[r]>>>(pull_params(r, packs)); }), blocks, threads);
-          if (packs > 4096) best_pull.offer(measure(2, calls, graphs, [&](int r) { pull<4><<<blocks, threads, 0, streams[r]>>>(pull_params(r, packs)); }), blocks, threads, " x4");
-        }
-        if (packs <= stride && all <= 132u * 512) {
+        const auto try_pull = [&](auto kernel, const char* note) {
+          if (threads > 512 || !fits(reinterpret_cast<const void*>(kernel), blocks, threads, 2)) return;
+          best_pull.offer(measure(2, calls, graphs, [&](int r) { kernel<<<blocks, threads, 0, streams[r]>>>(pull_params(r, packs)); }), blocks, threads, note);
+        };
+        try_pull(pull<1>, "");
+        if (packs > 4096) try_pull(pull<4>, "*4");
+        if (packs <= stride && fits(reinterpret_cast<const void*>(push), blocks, threads, 4)) {  // with early launch two a rank
           best_push.offer(measure(2, calls, graphs, [&](int r) {
             cudaLaunchConfig_t config = {};
             config.gridDim = blocks, config.blockDim = threads, config.stream = streams[r];

@@ -72,7 +72,7 @@ pub(super) fn measure<B: Backend, T: Element>(
     let once = Work::Calls(sets.len() as u32);
     sets.prepare(ranks, place)?;
     let mut time = ranks.batch(&mut sets.sets, place, &once)? / once.calls();
-    check_pass(ranks, sets, place, once.calls(), &mut found)?;
+    check_pass(ranks, sets, place, &once, &mut found)?;
 
     if args.warmup > 0 {
         time = ranks.batch(&mut sets.sets, place, &Work::Calls(args.warmup))? / args.warmup;
@@ -101,7 +101,7 @@ pub(super) fn measure<B: Backend, T: Element>(
     if let Some(rank) = args.corrupt {
         corrupt(ranks, sets, rank)?;
     }
-    check_pass(ranks, sets, place, found.calls, &mut found)?;
+    check_pass(ranks, sets, place, &work, &mut found)?;
     Ok(found)
 }
 
@@ -118,17 +118,17 @@ fn enough_batches(wanted: Option<u32>, done: usize, total: Duration) -> bool {
     }
 }
 
-/// Compares every output of every rank with what a batch of `calls` must have left there.
+/// Compares every output of every rank with what a batch of `work` must have left there.
 fn check_pass<B: Backend, T: Element>(
     ranks: &Ranks<B>,
     sets: &Sets<B, T>,
     place: Place,
-    calls: u32,
+    work: &Work<B>,
     found: &mut Measurement<T>,
 ) -> Result<()> {
     for (index, set) in sets.sets.iter().enumerate() {
         // The calls went round the sets, so the first ones may have had one more.
-        let applications = calls.saturating_sub(index as u32).div_ceil(sets.len() as u32);
+        let applications = work.runs() * work.calls().saturating_sub(index as u32).div_ceil(sets.len() as u32);
         if applications == 0 {
             continue;
         }

@@ -28,7 +28,15 @@ pub(super) enum Work<B: Backend> {
 }
 
 impl<B: Backend> Work<B> {
-    /// Calls of each rank in one batch.
+    /// Times that a batch runs all of its calls: graphs once to start with, and once timed.
+    pub(super) fn runs(&self) -> u32 {
+        match self {
+            Work::Calls(_) => 1,
+            Work::Graphs { .. } => 2,
+        }
+    }
+
+    /// Calls of each rank that are timed in one batch.
     pub(super) fn calls(&self) -> u32 {
         match self {
             Work::Calls(calls) => *calls,
@@ -115,6 +123,11 @@ impl<B: Backend> Ranks<B> {
         for (communicator, stream) in self.communicators.iter_mut().zip(&self.streams) {
             communicator.barrier(stream)?;
         }
+        if let Work::Graphs { .. } = work {
+            // Once for the start: while it keeps the ranks in step, the timed run is enqueued on all of them. A rank would
+            // else be timed while the host still launches another's graph.
+            self.replay(work)?;
+        }
         let starts = self.record()?;
         match work {
             Work::Calls(calls) => {
@@ -122,19 +135,24 @@ impl<B: Backend> Ranks<B> {
                     self.enqueue(&mut sets[set], place)?;
                 }
             }
-            Work::Graphs { by_rank, .. } => {
-                let graphs = by_rank.first().map_or(0, Vec::len);
-                for index in 0..graphs {
-                    for (stream, graphs) in self.streams.iter().zip(by_rank) {
-                        B::replay(&graphs[index], stream)?;
-                    }
-                }
-            }
+            Work::Graphs { .. } => self.replay(work)?,
         }
         let ends = self.record()?;
         self.wait()?;
         let mut times = starts.iter().zip(&ends).map(|(start, end)| B::elapsed(start, end));
         times.try_fold(Duration::ZERO, |slowest, time| Ok(slowest.max(time?)))
+    }
+
+    /// Enqueues the graphs of all ranks; nothing for single calls.
+    fn replay(&self, work: &Work<B>) -> Result<()> {
+        let Work::Graphs { by_rank, .. } = work else { return Ok(()) };
+        let graphs = by_rank.first().map_or(0, Vec::len);
+        for index in 0..graphs {
+            for (stream, graphs) in self.streams.iter().zip(by_rank) {
+                B::replay(&graphs[index], stream)?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits for every rank; an error if one of them had a fault.
