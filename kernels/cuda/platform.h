@@ -9,6 +9,7 @@
 
 #define SIGNAL_DEVICE __device__ __forceinline__
 #define SIGNAL_COLD __device__ __noinline__
+#define SIGNAL_INLINE // of lambdas
 #define SIGNAL_UNROLL _Pragma("unroll")
 #define SIGNAL_NO_UNROLL _Pragma("unroll 1")
 #define SIGNAL_SHARED(Type, name) __shared__ Type name

@@ -7,9 +7,11 @@
 
 using namespace signal_comm;
 
-#define SIGNAL_KERNEL(name, Params, ...)                                                                       \
-  extern "C" __attribute__((global))                                                                           \
-  __attribute__((amdgpu_flat_work_group_size(1, platform::kMaxBlockThreads))) void name(const Params params) { \
-    __VA_ARGS__(params);                                                                                       \
+// The parameters are read where they lie, at the start of the kernel's arguments: where there are many accesses, the
+// compiler would make a copy of the struct in scratch memory.
+#define SIGNAL_KERNEL(name, Params, ...)                                                                 \
+  extern "C" __attribute__((global))                                                                     \
+  __attribute__((amdgpu_flat_work_group_size(1, platform::kMaxBlockThreads))) void name(const Params) {  \
+    __VA_ARGS__(*(const Params*)(const void*)__builtin_amdgcn_kernarg_segment_ptr());                    \
   }
 #include "../signal/kernels.def"

@@ -10,6 +10,7 @@
 
 #define SIGNAL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define SIGNAL_COLD SIGNAL_DEVICE  // a call would take scratch memory
+#define SIGNAL_INLINE __attribute__((always_inline))  // of lambdas: a call would take scratch memory
 #define SIGNAL_UNROLL _Pragma("unroll")
 #define SIGNAL_NO_UNROLL _Pragma("nounroll")
 #define SIGNAL_SHARED(Type, name) static __attribute__((shared)) Type name

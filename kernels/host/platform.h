@@ -9,6 +9,7 @@
 
 #define SIGNAL_DEVICE inline
 #define SIGNAL_COLD inline
+#define SIGNAL_INLINE // of lambdas
 #define SIGNAL_UNROLL _Pragma("GCC unroll 8")
 #define SIGNAL_NO_UNROLL
 #define SIGNAL_SHARED(Type, name) Type& name = *static_cast<Type*>(::signal_comm::platform::shared_memory(sizeof(Type)))

@@ -102,7 +102,7 @@ constexpr uint32_t kMostAhead = N == 2 ? 4 : N == 4 ? 2 : 1;
 template <class T, uint32_t N, uint32_t kAhead>
 SIGNAL_DEVICE uint32_t reduce_whole(uint32_t rank, const Sources<N>& sources, Pack* output, Pack* kept, uint32_t first,
                                     uint32_t i, uint32_t end, uint32_t step) {
-  const auto reduce_some = [&](auto ahead) {
+  const auto reduce_some = [&](auto ahead) SIGNAL_INLINE {
     constexpr uint32_t kSome = decltype(ahead)::value;
     Pack packs[kSome][N];  // all loads are on their way before the first is needed
     SIGNAL_UNROLL
@@ -136,7 +136,7 @@ SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, c
 
   const Stride stride;
   uint32_t i = stride.first;
-  with_world(p.group.world, [&](auto world) {
+  with_world(p.group.world, [&](auto world) SIGNAL_INLINE {
     constexpr uint32_t N = decltype(world)::value;
     const Sources<N> sources(shared);
     Pack* const output = reinterpret_cast<Pack*>(w.output) + first;
@@ -192,7 +192,7 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared);
   if (!is_staged(p) && p.packs <= p.window_packs) {
-    with_world(p.group.world, [&](auto world) {
+    with_world(p.group.world, [&](auto world) SIGNAL_INLINE {
       constexpr uint32_t N = decltype(world)::value;
       one_stage_direct<T, N, kMostAhead<N>>(barriers, p);
     });
@@ -208,7 +208,7 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared, false);
-  with_world<4>(p.group.world, [&](auto world) { one_stage_direct<T, decltype(world)::value, 1>(barriers, p); });
+  with_world<4>(p.group.world, [&](auto world) SIGNAL_INLINE { one_stage_direct<T, decltype(world)::value, 1>(barriers, p); });
 }
 
 // Every rank reads and adds one shard of every peer's window, keeps the sums in its scratch, and gathers the others'.
