@@ -38,6 +38,7 @@ SIGNAL_DEVICE uint64_t clock() { uint64_t t; asm volatile("mov.u64 %0, %%globalt
 
 // The same value, of which the compiler knows nothing.
 SIGNAL_DEVICE uint32_t opaque(uint32_t v) { asm volatile("" : "+r"(v)); return v; }
+SIGNAL_DEVICE uint64_t opaque(uint64_t v) { asm volatile("" : "+l"(v)); return v; }
 
 SIGNAL_DEVICE uint64_t global(const void* p) { return __cvta_generic_to_global(p); }
 

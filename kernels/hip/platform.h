@@ -41,7 +41,7 @@ SIGNAL_DEVICE uint64_t clock() { return __builtin_readsteadycounter(); }
 SIGNAL_DEVICE uint64_t clock() { return __builtin_amdgcn_s_memrealtime(); }  // gfx9, by compilers before clang 19
 #endif
 
-SIGNAL_DEVICE uint32_t opaque(uint32_t v) { return v; }
+template <class V> SIGNAL_DEVICE V opaque(V v) { return v; }
 
 using Words = uint32_t __attribute__((ext_vector_type(4)));
 

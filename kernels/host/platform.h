@@ -53,7 +53,7 @@ inline uint32_t grid_dim() { return self->grid_dim; }
 inline void relax() { sched_yield(); }
 inline uint64_t clock() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec); }
 
-inline uint32_t opaque(uint32_t v) { return v; }
+template <class V> V opaque(V v) { return v; }
 
 template <class V> V load(const V* p) { return *p; }
 template <class V> void store(V* p, V v) { *p = v; }

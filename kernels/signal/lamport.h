@@ -22,7 +22,13 @@ constexpr uint32_t kLamportRegion = offsetof(Signal, lamport_region);
 // little to clear.
 constexpr uint32_t kMostLeftToClear = 1024;
 
-SIGNAL_DEVICE flag_t next_flag(flag_t flag) { return flag + 1 == kNoFlag ? 0 : flag + 1; }
+SIGNAL_DEVICE flag_t next_flag(flag_t flag) {
+#ifdef SIGNAL_MUTANT_LAMPORT_FLAG_WRAPS_LATE
+  return flag + 1;
+#else
+  return flag + 1 == kNoFlag ? 0 : flag + 1;
+#endif
+}
 
 // Offset of a generation from a rank's base.
 SIGNAL_DEVICE uint32_t generation_at(uint32_t generation) { return kLamportRegion + generation * kMaxGpus * kLamportSlotBytes; }
@@ -36,6 +42,9 @@ SIGNAL_DEVICE bool is_ready(const Pack& pack) {
 }
 
 SIGNAL_DEVICE Pack sendable(Pack pack) {
+#ifdef SIGNAL_MUTANT_LAMPORT_SENDS_ANY_WORD
+  return pack;
+#endif
   SIGNAL_UNROLL
   for (uint32_t w = 0; w < 4; w++) pack.word[w] = pack.word[w] == kNotReady ? 0 : pack.word[w];
   return pack;
@@ -70,9 +79,27 @@ SIGNAL_COLD void report_stopped(const GroupParams& g, flag_t flag) {
 // Makes the state the next call's, once all blocks have read this one's, which they say early (P8). One thread of a rank.
 SIGNAL_COLD void advance(const GroupParams& g, flag_t flag, uint32_t left_to_clear) {
   const uint32_t* const arrival = at<uint32_t>(g.own, kLamportState + offsetof(LamportState, arrival));
-  const auto all_arrived = [&] { return platform::arrivals(arrival) == platform::grid_dim(); };
+  const auto all_arrived = [&] {
+#ifdef SIGNAL_MUTANT_LAMPORT_ADVANCES_AT_ONCE
+    return arrival != nullptr;
+#else
+    return platform::arrivals(arrival) == platform::grid_dim();
+#endif
+  };
   if (!all_arrived() && !wait_until(Member(g, kOpAllReduceLamport), all_arrived)) return;
   platform::send_pack(at<Pack>(g.own, kLamportState), Pack{{next_flag(flag), left_to_clear, 0, 0}});
+}
+
+template <uint32_t N, class Visit>
+SIGNAL_DEVICE void for_each_peer(uint32_t rank, Visit visit) {
+  if constexpr (N == 2) {
+    visit(1 - rank);  // nothing to choose
+  } else {
+    SIGNAL_UNROLL
+    for (uint32_t peer = 0; peer < N; peer++) {
+      if (peer != rank) visit(peer);
+    }
+  }
 }
 
 // One call of one thread.
@@ -90,25 +117,26 @@ struct LamportCall {
   template <uint32_t N>
   SIGNAL_DEVICE void send(uint32_t i, const Pack& pack) const {
     const Pack clean = sendable(pack);
-    SIGNAL_UNROLL
-    for (uint32_t peer = 0; peer < N; peer++) {
-      if (peer != p.group.rank) platform::send_pack(outbox(peer, i), clean);
-    }
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(outbox(peer, i), clean); });
   }
 
   // The sum of pack `i` over all ranks, this one's being `own`; false when a peer's did not come.
   template <uint32_t N>
   SIGNAL_DEVICE bool receive(uint32_t i, const Pack& own, Pack& sum) const {
+    const uint32_t rank = p.group.rank;
     Pack packs[N];
-    const auto look = [&] {
+    const auto look = [&]() SIGNAL_INLINE {
       bool all = true;
-      SIGNAL_UNROLL
-      for (uint32_t r = 0; r < N; r++) {
-        if (r == p.group.rank) {
-          packs[r] = own;
-        } else {
-          packs[r] = platform::poll_pack(inbox(r, i));
-          all = all && is_ready(packs[r]);
+      if constexpr (N == 2) {
+        // This rank's own comes first on both: of two summands the order is all the same.
+        packs[0] = own;
+        packs[1] = platform::poll_pack(inbox(1 - rank, i));
+        all = is_ready(packs[1]);
+      } else {
+        SIGNAL_UNROLL
+        for (uint32_t r = 0; r < N; r++) {
+          packs[r] = r == rank ? own : platform::poll_pack(inbox(r, i));
+          all = all && (r == rank || is_ready(packs[r]));
         }
       }
       return all;
@@ -125,12 +153,9 @@ struct LamportCall {
       look();
     }
     if (i >= kMostLeftToClear) {
-      SIGNAL_UNROLL
-      for (uint32_t r = 0; r < N; r++) {
-        if (r != p.group.rank) platform::send_pack(inbox(r, i), not_ready());
-      }
+      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(inbox(peer, i), not_ready()); });
     }
-    sum = sum_ranks<T, N>(N, p.group.rank, [&](uint32_t r) { return packs[r]; });
+    sum = sum_ranks<T, N>(N, rank, [&](uint32_t r) { return packs[r]; });
     return true;
   }
 };
@@ -156,7 +181,6 @@ SIGNAL_COLD bool lamport_receive_rest(const AllReduceParams& p, flag_t flag, uin
 
 template <class T, uint32_t N>
 SIGNAL_DEVICE void lamport_body(const Member& m, const AllReduceParams& p, const Pack& own, const Pack& state, uint32_t whole) {
-  const uint32_t rank = p.group.rank;
   const Stride stride;
   const LamportCall<T> call{p, state.word[0], generation_at(state.word[0] % kLamportGenerations)};
   const auto input = [&](uint32_t i) {
@@ -170,13 +194,18 @@ SIGNAL_DEVICE void lamport_body(const Member& m, const AllReduceParams& p, const
   if (rest < packs) lamport_send_rest<T, N>(p, call.flag, call.now, rest, stride.step);
 
   // The generation of the call before this one; from the present one and not from the flag, which wraps.
+#if defined(SIGNAL_MUTANT_LAMPORT_CLEARS_BY_FLAG)
+  const uint32_t old = generation_at((call.flag + 2) % kLamportGenerations);
+#elif defined(SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT)
+  const uint32_t old = generation_at((call.flag % kLamportGenerations + 1) % kLamportGenerations);
+#else
   const uint32_t old = generation_at((call.flag % kLamportGenerations + 2) % kLamportGenerations);
+#endif
   for (uint32_t i = stride.first; i < state.word[1]; i += stride.step) {
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) {
-      // The way that the peers' packs come, so that the order of both is one.
-      if (r != rank) platform::send_pack(slot_pack(p.group.own, old, r, i), not_ready());
-    }
+    // The way that the peers' packs come, so that the order of both is one.
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
+      platform::send_pack(slot_pack(p.group.own, old, peer, i), not_ready());
+    });
   }
 
   for (uint32_t i = stride.first; i < whole; i += stride.step) {
@@ -195,16 +224,20 @@ SIGNAL_DEVICE void lamport_body(const Member& m, const AllReduceParams& p, const
 // kMostRanks: how many ranks the kernel is for. One for few takes fewer registers, which makes its launch shorter.
 template <class T, uint32_t kMostRanks>
 SIGNAL_DEVICE void all_reduce_lamport(const AllReduceParams& p) {
-  // Nothing of the call's memory is touched before the stream's earlier kernels have ended (P9). The next kernel may come
-  // from here on: it waits likewise.
-  platform::wait_for_earlier();
-  platform::allow_next();
+  // Addresses first: parameters come from memory too, and until the stream's earlier kernels have ended there is time.
   const Stride stride;
   const uint32_t whole = is_aligned(p.input | p.output) ? uint32_t(p.whole_packs) : 0;
+  const Pack* const own_at = reinterpret_cast<const Pack*>(platform::opaque(p.input + uint64_t(stride.first) * kPackBytes));
+  const Pack* const state_at = reinterpret_cast<const Pack*>(platform::opaque(p.group.own + kLamportState));
+  const bool has_own = platform::opaque(uint32_t(stride.first < whole)) != 0;
+
+  // Nothing of the call's memory is touched before (P9). The next kernel may come from here on: it waits likewise.
+  platform::wait_for_earlier();
+  platform::allow_next();
   Pack own = {};  // before the state: its way is as long, and nothing else of this rank waits for it
-  if (stride.first < whole) own = platform::load_pack(reinterpret_cast<const Pack*>(p.input) + stride.first);
+  if (has_own) own = platform::load_pack(own_at);
+  const Pack state = platform::poll_pack(state_at);
   const Member m(p.group, kOpAllReduceLamport);
-  const Pack state = platform::poll_pack(at<Pack>(p.group.own, kLamportState));
   // The vote needs the state of every thread, so that behind it all have read it.
   if (platform::block_any(m.abort != 0 || state.word[0] == kNoFlag)) {
     if (platform::thread_id() == 0) report_stopped(p.group, state.word[0]);
