@@ -19,6 +19,13 @@ struct BlockShared {
 
 constexpr uint64_t kNobody = uint64_t(1) << 63;  // addresses are below it
 
+// What one block of this rank shares with the same block of one peer.
+struct Pair {
+  flag_t count;  // barriers begun with the peer
+  flag_t* counter;
+  uint64_t out, in;  // this block's words, or lines, for even values: at the peer, and here
+};
+
 // A kind of barrier finds the words of a pair: this rank and one peer. A thread looks up its first pair, with the peer of
 // its own number, when the kernel begins: one trip to memory for the counter and the abort word.
 //
@@ -27,13 +34,13 @@ constexpr uint64_t kNobody = uint64_t(1) << 63;  // addresses are below it
 template <class Kind>
 struct Pairs {
   const Member& m;
-  typename Kind::Pair first;
+  Pair first;
 
   SIGNAL_DEVICE explicit Pairs(const Member& member) : m(member), first{} {
     if (platform::thread_id() < kMaxGpus) first = Kind::pair(m.group, platform::thread_id());
   }
 
-  SIGNAL_DEVICE typename Kind::Pair with(uint32_t peer) const {
+  SIGNAL_DEVICE Pair with(uint32_t peer) const {
     if constexpr (platform::kMinBlockThreads >= kMaxGpus) return first;
     return peer == platform::thread_id() ? first : Kind::pair(m.group, peer);
   }
@@ -51,12 +58,6 @@ struct Pairs {
 
 // Barriers by the counters of the Signal structure.
 struct CounterBarrier {
-  struct Pair {
-    flag_t count;  // barriers begun with the peer
-    flag_t* counter;
-    uint64_t out, in;  // this block's words, for even values: at the peer, and here
-  };
-
   SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
     const uint32_t block = platform::block_id();
     flag_t* const counter = at<flag_t>(g.own, kSelfCounters + counter_offset(g.domain, block, peer));
@@ -97,12 +98,6 @@ struct CounterBarrier {
 // Barriers by lines, which carry 64 bits of data beside the value. A kernel that publishes its input runs all its barriers
 // by these.
 struct LineBarrier {
-  struct Pair {
-    flag_t count;  // barriers begun with the peer
-    flag_t* counter;
-    uint64_t out, in;  // this block's lines, for even values: at the peer, and here
-  };
-
   SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
     const uint32_t slot = platform::block_id() * kMaxGpus + peer;
     flag_t* const counter = reinterpret_cast<flag_t*>(g.line_counters + uint64_t(slot) * sizeof(flag_t));
@@ -141,7 +136,7 @@ template <class Kind>
 SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
   report_fault(Member(g, operation), phase, late, [&](uint32_t peer) {
     // Relaxed: the block's other threads have stored their counters long ago, or are about to see the abort word too.
-    const typename Kind::Pair pair = Kind::pair(g, peer);
+    const Pair pair = Kind::pair(g, peer);
     return Seen{pair.count, Kind::look(pair).value()};
   });
   platform::end_thread();
@@ -150,7 +145,7 @@ SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_
 // The wait for a peer that did not come at once. True when it came; else the fault has been reported.
 template <class Kind>
 SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
-  const typename Kind::Pair pair = Kind::pair(g, peer);  // its counter is stored: this barrier's value
+  const Pair pair = Kind::pair(g, peer);  // its counter is stored: this barrier's value
   if (wait_until(Member(g, operation), [&] { return Kind::look(pair).is(pair.count); })) return true;
   report_absent<Kind>(g, operation, phase, 1u << peer);
   return false;
@@ -205,7 +200,7 @@ struct Barriers {
     const uint32_t thread = platform::thread_id();
     const bool strong = ordered || always_ordered;
     // What the first peer is sent: asked for before anything waits for memory.
-    const uint64_t first = message.to(thread % kMaxGpus);
+    const uint64_t to_first = message.to(thread % kMaxGpus);
 
     // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
     // stores, so each wave releases its own.
@@ -216,16 +211,16 @@ struct Barriers {
     if (Message::kHasPlace || turn == Turn::kFirst) {
       // This rank's own place, and a first mark for the others.
       pairs.for_each_rank([&](uint32_t rank) {
-        shared.source[rank] = stop ? kNobody : rank == thread ? first : message.to(rank);
+        shared.source[rank] = stop ? kNobody : rank == thread ? to_first : message.to(rank);
       });
     }
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
     if (!stop) {
       pairs.for_each_rank([&](uint32_t peer) {
         if (peer != own) {
-          typename Kind::Pair pair = pairs.with(peer);
+          Pair pair = pairs.with(peer);
           pair.count += 1;
-          Kind::send(pair, peer == thread ? first : message.to(peer), strong);
+          Kind::send(pair, peer == thread ? to_first : message.to(peer), strong);
           platform::store_relaxed(pair.counter, pair.count);
         } else if (turn == Turn::kFirst && platform::block_id() == 0) {
           m.count_call();
@@ -235,7 +230,7 @@ struct Barriers {
       bool patient = true;
       pairs.for_each_rank([&](uint32_t peer) {
         if (peer == own) return;
-        const typename Kind::Pair pair = pairs.with(peer);
+        const Pair pair = pairs.with(peer);
         // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
         typename Kind::Word found;
         SIGNAL_NO_UNROLL

@@ -66,6 +66,16 @@ fn other_memory_shared_devices_and_one_rank_are_right() {
 }
 
 #[test]
+fn a_sweep_names_grids_and_takes_the_fastest() {
+    let json = fresh_path("sweep.json");
+    let line = format!("bench all-reduce --ranks 2 -b 16K -e 16K --sweep --json {}", json.display());
+    assert_eq!(signal(&line).rows().len(), 1);
+    let report = parse(&json);
+    assert!(report["rows"][0]["blocks"].as_u64().unwrap() >= 1);
+    signal("bench all-reduce --ranks 2 --sweep --blocks 2").refused(2, "--sweep");
+}
+
+#[test]
 fn a_flipped_bit_is_found() {
     for line in ["-d f32", "-d f16 --graph 6", "-d bf16 --algo two-stage"] {
         let json = fresh_path("corrupt.json");

@@ -73,6 +73,10 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) threads: Option<u32>,
 
+    /// Tries many grids at each size, out of place; the row is the fastest's, the line above it names the next ones
+    #[arg(long, conflicts_with_all = ["blocks", "threads"])]
+    pub(crate) sweep: bool,
+
     /// Where inputs and outputs lie
     #[arg(long, value_enum, default_value_t = Memory::Symmetric)]
     pub(crate) memory: Memory,

@@ -12,6 +12,7 @@ mod dump;
 mod measure;
 mod ranks;
 mod report;
+mod sweep;
 mod table;
 
 use std::fs::OpenOptions;
@@ -94,6 +95,11 @@ impl AllReduce<'_> {
         for &count in self.counts {
             table.progress("data", count * T::DTYPE.bytes());
             let mut sets = Sets::<B, T>::create(ranks, self.args, self.seed, count)?;
+            if self.args.sweep {
+                table.progress("grids", count * T::DTYPE.bytes());
+                let tried = sweep::sweep(ranks, &mut sets, count * T::DTYPE.bytes(), self.args)?;
+                table.tried(&tried)?;
+            }
             let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Measurement<T>> {
                 table.progress(place.name(), count * T::DTYPE.bytes());
                 measure::measure(ranks, &mut sets, place, self.args)

@@ -81,6 +81,11 @@ impl<B: Backend> Ranks<B> {
         plan
     }
 
+    /// Gives later calls this grid.
+    pub(super) fn set_grid(&mut self, blocks: u32, threads: u32) {
+        (self.options.blocks, self.options.threads) = (Some(blocks), Some(threads));
+    }
+
     /// Enqueues one call on every rank.
     pub(super) fn enqueue<T: Element>(&mut self, set: &mut Set<B, T>, place: Place) -> Result<()> {
         let ranks = self.communicators.iter_mut().zip(&self.streams);

@@ -3,6 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::report::{Report, Row, Timing};
+use super::sweep::Tried;
 use crate::error::Result;
 use crate::machine::{binary_size, print};
 
@@ -34,6 +35,13 @@ impl Table {
         self.bar.inc(2);
         let (left, right) = (columns(out_of_place), columns(in_place));
         self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {left} {right}\n"))
+    }
+
+    /// Prints the fastest grids of the next row's size.
+    pub(super) fn tried(&self, tried: &[Tried]) -> Result<()> {
+        let grids: Vec<String> =
+            tried.iter().take(6).map(|(blocks, threads, us)| format!("{blocks}x{threads} {us:.2}")).collect();
+        self.print(&format!("# blocks x threads, us: {}\n", grids.join(", ")))
     }
 
     /// Prints what holds for all sizes.
