@@ -32,7 +32,8 @@
 //! # What is promised
 //! - The bits of a result are the same on every rank and do not depend on algorithm, size, grid or backend: sums run over
 //!   rank 0, 1, ... in f32 and are rounded once ([`reference`](mod@reference)).
-//! - A wait ends: with its peers, or at the deadline with an [`Error::Timeout`] that names the missing ranks.
+//! - A wait ends: with its peers, or at the deadline with an [`Error::Timeout`] that names the missing ranks. Then
+//!   [`Communicator::recover_all`] brings all ranks back.
 //! - Misuse is an [`Error`] before anything is launched; nothing panics.
 //!
 //! # Features

@@ -11,6 +11,7 @@ pub mod overwrite;
 pub mod peer;
 pub mod program;
 pub mod raw;
+pub mod recover;
 pub mod setup;
 pub mod special;
 pub mod streams;

@@ -109,6 +109,11 @@ macro_rules! suite {
                     timeout_ends_different_calls,
                     timeout_ends_a_graph_once,
                     abort_from_another_thread;
+                recover:
+                    recover_after_a_missing_rank,
+                    recover_with_a_late_rank,
+                    recover_after_an_abort,
+                    misuse_recover;
                 misuse:
                     misuse_lengths_and_ranges,
                     misuse_buffers,

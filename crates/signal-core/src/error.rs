@@ -37,7 +37,8 @@ pub enum Error {
         /// The rank whose host asked.
         by: usize,
     },
-    /// An earlier call failed; the communicator accepts no more.
+    /// An earlier call failed; the communicator accepts no more until all ranks recover
+    /// ([`Communicator::recover_all`](crate::Communicator::recover_all)).
     #[error("communicator is poisoned: {cause}")]
     Poisoned {
         /// The first failure.
@@ -104,6 +105,16 @@ pub enum ApiMisuse {
     /// 0xFFFF_FFFF is no count of Lamport calls.
     #[error("{0:#x} is never the flag of the Lamport state")]
     LamportFlag(u32),
+    /// A recovery takes all ranks of one group.
+    #[error("{given} communicators are not all {world} ranks of one group: {found} of those are among them")]
+    NotAllRanks {
+        /// Communicators that were given.
+        given: usize,
+        /// Ranks of the first one's group among them.
+        found: usize,
+        /// The group's world size.
+        world: usize,
+    },
     /// Input and output of an all-reduce have the same length.
     #[error("input has {input} elements and output has {output}")]
     Length {

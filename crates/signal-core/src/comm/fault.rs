@@ -64,6 +64,15 @@ impl<B: Backend> HostBlock<B> {
         Ok(())
     }
 
+    /// Forgets a fault and a request to abort. No kernel of the rank is running.
+    pub(crate) fn reset(&self) -> Result<()> {
+        // Relaxed: launches order it before the kernels that come, and nobody else looks meanwhile.
+        for offset in (0..HOST_CONTROL_BYTES).step_by(4) {
+            self.word32(offset)?.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// The fault that `rank`'s kernels have reported, if any.
     pub(crate) fn fault(&self, rank: usize, deadline: Duration) -> Result<Option<Error>> {
         // Acquire: pairs with the kernel's release of the status, behind which the record is complete.

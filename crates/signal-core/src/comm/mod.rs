@@ -4,6 +4,7 @@ mod builder;
 mod call;
 mod fault;
 mod group;
+mod recover;
 mod symmetric;
 
 use std::mem::offset_of;

@@ -1,0 +1,137 @@
+//! After a fault: all ranks recover in place, and everything works as before (P13).
+
+use std::time::Duration;
+
+use half::bf16;
+use signal_core::reference::Rng;
+use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, Error, ReduceOp};
+
+use crate::cases::misuse::refused;
+use crate::compare;
+use crate::exchange::{Exchange, random_inputs, sum, works};
+use crate::place::{Mix, below, pick};
+use crate::rig::{Rig, scaled};
+use crate::world::{World, options};
+
+/// Short, so that the case is; the suite's patience is for what must not happen.
+const DEADLINE: Duration = Duration::from_millis(300);
+const COUNT: usize = 1000;
+
+fn short_lived<B: Backend>(rig: &Rig<B>, ranks: usize) -> World<B> {
+    rig.world_with(ranks, |s| s.timeout = DEADLINE)
+}
+
+/// Enqueues `algorithm`, or a barrier, on every rank but `absent`, and waits until all of them have given up.
+fn fail<B: Backend>(world: &mut World<B>, algorithm: Option<Algorithm>, absent: usize) {
+    let mut buffers = world.local::<f32>(COUNT);
+    let options = options(|o| (o.algorithm, o.blocks, o.threads) = (algorithm, Some(2), Some(2)));
+    for rank in (0..world.ranks()).filter(|rank| *rank != absent) {
+        let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+        let call = comm.with(options);
+        match algorithm {
+            None => call.barrier(stream).unwrap(),
+            Some(_) => call.all_reduce_in_place(stream, &mut buffers[rank], ReduceOp::Sum).unwrap(),
+        }
+    }
+    for rank in (0..world.ranks()).filter(|rank| *rank != absent) {
+        let found = world.comms[rank].wait(&world.streams[rank]);
+        assert!(matches!(&found, Err(Error::Timeout(t)) if t.missing == [absent]), "{algorithm:?}: {found:?}");
+    }
+}
+
+/// Calls of every kind, each checked.
+fn many_calls<B: Backend>(world: &mut World<B>, calls: u32, seed: u64) {
+    let mut rng = Rng::new(seed);
+    let ranks = world.ranks();
+    for _ in 0..calls {
+        let algorithm = pick(&mut rng, &Algorithm::ALL);
+        let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(2), Some(2)));
+        let places = pick(&mut rng, &Mix::ALL).places(ranks, &mut rng);
+        let count = 1 + below(&mut rng, 2000);
+        Exchange::<B, bf16>::random(world, count, rng.next_u64(), call, &places).run(world, below(&mut rng, ranks));
+    }
+}
+
+/// Each kind of call fails for want of a rank, then all recover; again and again on one group. A graph captured before the
+/// first fault gives the right result after the last one.
+pub fn recover_after_a_missing_rank<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3, 8] {
+        let mut world = short_lived(rig, ranks);
+        let inputs = random_inputs::<f32>(ranks, 5, COUNT);
+        let (mut sources, mut targets) = (world.alloc::<f32>(COUNT), world.local::<f32>(COUNT));
+        world.each(|rank, _, stream| sources[rank].write(stream, &inputs[rank]));
+        let graphs: Vec<B::Graph> = (0..ranks)
+            .map(|rank| {
+                world.capture(rank, |comm, stream| {
+                    for algorithm in Algorithm::ALL {
+                        let call = options(|o| o.algorithm = Some(algorithm));
+                        comm.with(call).all_reduce(stream, &sources[rank], &mut targets[rank], ReduceOp::Sum)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let kinds = Algorithm::ALL.into_iter().map(Some).chain([None]);
+        for (round, algorithm) in kinds.enumerate() {
+            let absent = round % ranks;
+            fail(&mut world, algorithm, absent);
+            Communicator::recover_all(&mut world.comms).unwrap();
+            many_calls(&mut world, scaled(20), round as u64);
+            world.each(|rank, _, stream| {
+                targets[rank].fill_bytes(stream, 0)?;
+                B::replay(&graphs[rank], stream)
+            });
+            world.wait();
+            for (target, stream) in targets.iter().zip(&world.streams) {
+                let what = format!("{ranks} ranks, after a fault of {algorithm:?}");
+                compare::assert_bits(&what, &target.read(stream).unwrap(), &sum(&inputs));
+            }
+        }
+    }
+}
+
+/// The missing rank makes its call after all, and finds the abort; then all recover.
+pub fn recover_with_a_late_rank<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        for algorithm in Algorithm::ALL {
+            let mut world = short_lived(rig, ranks);
+            fail(&mut world, Some(algorithm), ranks - 1);
+            let mut buffer = world.local::<f32>(COUNT);
+            let (comm, stream) = (&mut world.comms[ranks - 1], &world.streams[ranks - 1]);
+            let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(2), Some(2)));
+            comm.with(call).all_reduce_in_place(stream, &mut buffer[ranks - 1], ReduceOp::Sum).unwrap();
+            // Not waited for: recovery does.
+            Communicator::recover_all(&mut world.comms).unwrap();
+            many_calls(&mut world, scaled(10), 1);
+        }
+    }
+}
+
+/// After an abort, after nothing at all, and with the ranks in another order.
+pub fn recover_after_an_abort<B: Backend>(rig: &Rig<B>) {
+    let mut world = rig.world(3);
+    Communicator::recover_all(&mut world.comms).unwrap();
+    works(&mut world);
+    world.comms[0].barrier(&world.streams[0]).unwrap();
+    world.comms[0].abort_handle().abort().unwrap();
+    let found = world.comms[0].wait(&world.streams[0]);
+    assert_eq!(found, Err(Error::Aborted { rank: 0, by: 0 }));
+    world.comms.rotate_left(1);
+    Communicator::recover_all(&mut world.comms).unwrap();
+    world.comms.rotate_right(1);
+    works(&mut world);
+}
+
+/// Some ranks, ranks of two groups, or none.
+pub fn misuse_recover<B: Backend>(rig: &Rig<B>) {
+    let (mut world, mut other) = (rig.world(2), rig.world(2));
+    let missing = |given, found, world| ApiMisuse::NotAllRanks { given, found, world };
+    refused(Communicator::<B>::recover_all(&mut []), missing(0, 0, 0));
+    refused(Communicator::recover_all(&mut world.comms[..1]), missing(1, 1, 2));
+    std::mem::swap(&mut world.comms[1], &mut other.comms[1]);
+    refused(Communicator::recover_all(&mut world.comms), missing(2, 1, 2));
+    std::mem::swap(&mut world.comms[1], &mut other.comms[1]);
+    Communicator::recover_all(&mut world.comms).unwrap();
+    works(&mut world);
+    works(&mut other);
+}
