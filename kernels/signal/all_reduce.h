@@ -17,7 +17,7 @@ struct Window {
   uint32_t packs;
   uint64_t input;   // address of its first pack
   uint64_t output;  // likewise
-  Turn start;  // of its start barrier
+  Turn start;       // of its start barrier
   Turn exit;
 };
 
@@ -208,7 +208,9 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared, false);
-  with_world<4>(p.group.world, [&](auto world) SIGNAL_INLINE { one_stage_direct<T, decltype(world)::value, 1>(barriers, p); });
+  with_world<4>(p.group.world, [&](auto world) SIGNAL_INLINE {
+    one_stage_direct<T, decltype(world)::value, 1>(barriers, p);
+  });
 }
 
 // Every rank reads and adds one shard of every peer's window, keeps the sums in its scratch, and gathers the others'.

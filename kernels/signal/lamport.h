@@ -247,7 +247,9 @@ SIGNAL_DEVICE void all_reduce_lamport(const AllReduceParams& p) {
     platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
     if (platform::block_id() == 0) m.count_call();
   }
-  with_world<kMostRanks>(p.group.world, [&](auto world) SIGNAL_INLINE { lamport_body<T, decltype(world)::value>(m, p, own, state, whole); });
+  with_world<kMostRanks>(p.group.world, [&](auto world) SIGNAL_INLINE {
+    lamport_body<T, decltype(world)::value>(m, p, own, state, whole);
+  });
 }
 
 }  // namespace signal_comm
