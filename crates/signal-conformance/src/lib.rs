@@ -112,6 +112,7 @@ macro_rules! suite {
                 recover:
                     recover_after_a_missing_rank,
                     recover_with_a_late_rank,
+                    recover_with_a_thread_a_rank,
                     recover_after_an_abort,
                     misuse_recover;
                 misuse:

@@ -353,6 +353,16 @@ pub enum Rendezvous {
         /// Its value.
         theirs: String,
     },
+    /// Ranks did not come to a meeting of all.
+    #[error("rank {rank}: rank(s) {missing:?} did not come within {after:?}")]
+    Absent {
+        /// This rank.
+        rank: usize,
+        /// Those that did not come.
+        missing: Vec<usize>,
+        /// How long this rank waited.
+        after: Duration,
+    },
 }
 
 /// Why a kernel image cannot be used.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use half::bf16;
+use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
 use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, Error, ReduceOp};
 
@@ -103,6 +104,30 @@ pub fn recover_with_a_late_rank<B: Backend>(rig: &Rig<B>) {
             // Not waited for: recovery does.
             Communicator::recover_all(&mut world.comms).unwrap();
             many_calls(&mut world, scaled(10), 1);
+        }
+    }
+}
+
+/// A thread for each rank. At first one does not come, and the others say who; then all recover, twice in a row.
+pub fn recover_with_a_thread_a_rank<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        let mut world = short_lived(rig, ranks);
+        let absent = ranks - 1;
+        fail(&mut world, Some(Algorithm::OneStage), absent);
+        world.threads(vec![(); ranks], |rank, (), comm, _| {
+            if rank != absent {
+                let found = comm.recover();
+                assert!(
+                    matches!(&found, Err(Error::Rendezvous(Rendezvous::Absent { rank: r, missing, .. }))
+                        if *r == rank && missing.contains(&absent)),
+                    "{found:?}"
+                );
+                assert!(comm.status().is_err(), "rank {rank} forgot the fault");
+            }
+        });
+        for round in 0..2 {
+            world.threads(vec![(); ranks], |_, (), comm, _| comm.recover().unwrap());
+            many_calls(&mut world, scaled(10), round);
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::layout::NUM_BARRIER_DOMAINS;
 use crate::plan::Topology;
 
 use super::fault::HostBlock;
+use super::recover::MeetingPoint;
 use super::symmetric::PendingAllocations;
 
 /// One rank's share: its device and the memory that its peers reach.
@@ -27,6 +28,7 @@ pub(crate) struct Group<B: Backend> {
     pub(crate) members: Vec<Member<B>>,
     pub(crate) topology: Topology,
     pub(crate) budget: BlockBudget,
+    pub(crate) meeting: MeetingPoint,
     pending: Mutex<PendingAllocations<B>>,
     streams: Mutex<Vec<RankStreams<B>>>,
 }
@@ -105,7 +107,14 @@ impl<B: Backend> RankStreams<B> {
 impl<B: Backend> Group<B> {
     pub(crate) fn new(members: Vec<Member<B>>, topology: Topology, budget: BlockBudget) -> Self {
         let streams = members.iter().map(|_| RankStreams::new()).collect();
-        Group { members, topology, budget, pending: Mutex::default(), streams: Mutex::new(streams) }
+        Group {
+            members,
+            topology,
+            budget,
+            meeting: MeetingPoint::default(),
+            pending: Mutex::default(),
+            streams: Mutex::new(streams),
+        }
     }
 
     /// Threads of a block for which `threads` were asked.
