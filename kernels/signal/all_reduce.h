@@ -149,7 +149,7 @@ SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, c
 // Peers have read this rank's memory: its owner may overwrite it. Nothing was published since the last barrier.
 SIGNAL_DEVICE bool exit_barrier(Barriers<LineBarrier>& barriers, Turn turn) {
 #ifdef SIGNAL_MUTANT_NO_EXIT_BARRIER
-  return true;
+  return (void)barriers, (void)turn, true;
 #else
   return barriers.meet(kPhaseExit, false, turn);
 #endif
@@ -191,13 +191,16 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared);
-  if (!is_staged(p) && p.packs <= p.window_packs) {
-    with_world(p.group.world, [&](auto world) SIGNAL_INLINE {
-      constexpr uint32_t N = decltype(world)::value;
-      one_stage_direct<T, N, kMostAhead<N>>(barriers, p);
-    });
-  } else {
+  const uint32_t world = p.group.world;
+  // The commonest worlds alone: each adds to the kernel's code and to what it takes to compile.
+  if (is_staged(p) || p.packs > p.window_packs || (world & (world - 1)) != 0 || world == 1) {
     one_stage_windows<T>(barriers, p);
+  } else if (world == 2) {
+    one_stage_direct<T, 2, kMostAhead<2>>(barriers, p);
+  } else if (world == 4) {
+    one_stage_direct<T, 4, kMostAhead<4>>(barriers, p);
+  } else {
+    one_stage_direct<T, 8, kMostAhead<8>>(barriers, p);
   }
 }
 
@@ -208,7 +211,7 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
   const Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared, false);
-  with_world<4>(p.group.world, [&](auto world) SIGNAL_INLINE {
+  with_world<1, 4>(p.group.world, [&](auto world) SIGNAL_INLINE {
     one_stage_direct<T, decltype(world)::value, 1>(barriers, p);
   });
 }

@@ -221,8 +221,8 @@ SIGNAL_DEVICE void lamport_body(const Member& m, const AllReduceParams& p, const
   }
 }
 
-// kMostRanks: how many ranks the kernel is for. One for few takes fewer registers, which makes its launch shorter.
-template <class T, uint32_t kMostRanks>
+// For kLeast to kMost ranks: a kernel for few takes fewer registers, which makes its launch shorter.
+template <class T, uint32_t kLeast, uint32_t kMost>
 SIGNAL_DEVICE void all_reduce_lamport(const AllReduceParams& p) {
   // Addresses first: parameters come from memory too, and until the stream's earlier kernels have ended there is time.
   const Stride stride;
@@ -247,7 +247,7 @@ SIGNAL_DEVICE void all_reduce_lamport(const AllReduceParams& p) {
     platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
     if (platform::block_id() == 0) m.count_call();
   }
-  with_world<kMostRanks>(p.group.world, [&](auto world) SIGNAL_INLINE {
+  with_world<kLeast, kMost>(p.group.world, [&](auto world) SIGNAL_INLINE {
     lamport_body<T, decltype(world)::value>(m, p, own, state, whole);
   });
 }

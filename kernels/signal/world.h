@@ -11,25 +11,23 @@ struct Count {
   static constexpr uint32_t value = N;
 };
 
-// Calls `act` with the world size as a constant, so that addresses and packs are registers. The commonest first; opaque, so
-// that the choice becomes no jump table, which would be read from cold memory. kMost: the largest world there can be.
-template <uint32_t kMost = kMaxGpus, class Act>
+// Calls `act` with the world size, from kLeast to kMost, as a constant, so that addresses and packs are registers. The
+// commonest first; opaque, so that the choice becomes no jump table, which would be read from cold memory.
+template <uint32_t kLeast = 1, uint32_t kMost = kMaxGpus, class Act>
 SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
   const auto is = [&](uint32_t n) { return platform::opaque(world) == n; };
-  if (is(2)) {
-    act(Count<2>{});
-  } else if (is(4)) {
-    act(Count<4>{});
-  } else if (kMost > 4 && world > 4) {
-    if constexpr (kMost > 4) {
-      if (is(8)) act(Count<8>{});
-      else if (is(5)) act(Count<5>{});
-      else if (is(6)) act(Count<6>{});
-      else act(Count<7>{});
-    }
-  } else if (is(3)) {
-    act(Count<3>{});
-  } else {
+  if constexpr (kLeast <= 4) {
+    if (is(2)) return act(Count<2>{});
+    if (is(4)) return act(Count<4>{});
+  }
+  if constexpr (kMost > 4) {
+    if (is(8)) return act(Count<8>{});
+    if (is(5)) return act(Count<5>{});
+    if (is(6)) return act(Count<6>{});
+    if (is(7)) return act(Count<7>{});
+  }
+  if constexpr (kLeast <= 4) {
+    if (is(3)) return act(Count<3>{});
     act(Count<1>{});
   }
 }

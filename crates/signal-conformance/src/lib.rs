@@ -103,6 +103,7 @@ macro_rules! suite {
                     misuse_lamport;
                 fault:
                     timeout_names_missing_rank,
+                    timeout_in_wide_blocks,
                     timeout_leaves_other_communicators_alone,
                     timeout_names_late_rank,
                     timeout_in_mid_call,

@@ -56,7 +56,8 @@ pub enum Kernel {
     BarrierProbe,
     /// Stores to and loads from a peer's memory ([`PeerProbeParams`]).
     PeerProbe,
-    /// An all-reduce ([`AllReduceParams`]).
+    /// An all-reduce ([`AllReduceParams`]); with [`Algorithm::Lamport`] for more than [`SMALL_WORLD`](Self::SMALL_WORLD)
+    /// ranks.
     AllReduce(Algorithm, ReduceOp, Dtype),
     /// The one-stage all-reduce of a message that is one window of symmetric input, with few packs a thread, at most
     /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the

@@ -132,6 +132,26 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// Blocks of many waves, of which one waits for the peers: the others leave with it, after one deadline.
+pub fn timeout_in_wide_blocks<B: Backend>(rig: &Rig<B>) {
+    let host = B::describe(&rig.devices()[0]).family == DeviceFamily::Host;
+    let threads = if host { 9 } else { 256 };
+    for ranks in [2, 3] {
+        for operation in Operation::ALL {
+            let absent = ranks - 1;
+            let mut world = short_lived(rig, ranks);
+            let mut buffers = world.alloc::<f32>(100_000);
+            let began = Instant::now();
+            for rank in 0..absent {
+                let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+                operation.launch(comm, stream, &mut buffers[rank], |o| o.threads = Some(threads)).unwrap();
+            }
+            (0..absent).for_each(|rank| assert_eq!(timeout(&world, rank).missing, [absent], "{operation:?}"));
+            assert!(began.elapsed() < DEADLINE + SLACK, "{operation:?} of {ranks}: {:?}", began.elapsed());
+        }
+    }
+}
+
 /// A fault is the matter of one communicator: others of the same process, on the same devices, go on.
 pub fn timeout_leaves_other_communicators_alone<B: Backend>(rig: &Rig<B>) {
     let mut other = rig.world(2);
