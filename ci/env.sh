@@ -58,7 +58,7 @@ cargo_test_tsan() {
   RUSTC_BOOTSTRAP=1 \
     RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
     SIGNAL_SANITIZE=thread \
-    SIGNAL_TEST_SCALE="${SIGNAL_TEST_SCALE:-0.1}" \
+    SIGNAL_TEST_SCALE="${SIGNAL_TEST_SCALE:-0.2}" \
     RUST_TEST_NOCAPTURE=1 \
     TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$PWD/ci/tsan.supp" \
     cargo test -p signal-comm --test host --target "$(rustc -vV | sed -n 's/^host: //p')" "$@"
