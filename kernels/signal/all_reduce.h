@@ -57,13 +57,6 @@ SIGNAL_DEVICE bool publish_window(Barriers<LineBarrier>& barriers, const AllRedu
   return barriers.complete();
 }
 
-// Rank `rank`'s pack `pack` of the window that begins at `source`. One that is not whole has what is left of `count`
-// elements.
-template <class T, bool kWhole>
-SIGNAL_DEVICE Pack load_pack_of(uint64_t source, uint32_t pack, uint64_t count) {
-  return kWhole ? load_whole<From::kPeer>(source + uint64_t(pack) * kPackBytes) : load_any<T, From::kPeer>(source, pack, count);
-}
-
 // Sums packs i, i + step, ... that are left over below `packs` of the window whose first pack is `window`: the ragged end, or
 // all of them where some address is not aligned. Arguments as of `reduce`.
 template <class T>
@@ -74,7 +67,7 @@ SIGNAL_COLD void reduce_rest(const AllReduceParams& p, const BlockShared& shared
   const uint32_t step = Stride().step;
   for (; i < packs; i += step) {
     const Pack sum = sum_ranks<T, 0>(p.group.world, p.group.rank, [&](uint32_t r) {
-      return load_pack_of<T, false>(shared.source[r], first + i, count);
+      return load_any<T, From::kPeer>(shared.source[r], first + i, count);
     });
     store_any<T>(output, first + i, count, sum);
     if (kept != nullptr) platform::store_pack(&kept[i], sum);
@@ -108,7 +101,9 @@ SIGNAL_DEVICE uint32_t reduce_whole(uint32_t rank, const Sources<N>& sources, Pa
     SIGNAL_UNROLL
     for (uint32_t k = 0; k < kSome; k++) {
       SIGNAL_UNROLL
-      for (uint32_t r = 0; r < N; r++) packs[k][r] = load_pack_of<T, true>(sources.at[r], first + i + k * step, 0);
+      for (uint32_t r = 0; r < N; r++) {
+        packs[k][r] = load_whole<From::kPeer>(sources.at[r] + uint64_t(first + i + k * step) * kPackBytes);
+      }
     }
     SIGNAL_UNROLL
     for (uint32_t k = 0; k < kSome; k++) {

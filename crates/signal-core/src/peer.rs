@@ -2,7 +2,7 @@
 
 use bytemuck::bytes_of;
 
-use crate::backend::{Backend, Launch, MemoryKind};
+use crate::backend::{Backend, Launch, Link, MemoryKind, PeerAccess};
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, PeerProbeParams};
 
@@ -16,18 +16,20 @@ const SEED: u32 = 0x5eed_0001;
 /// # Errors
 /// [`Error::Peer`] with the pair and the reason; errors of the driver.
 pub fn prove_peer<B: Backend>(from: &B::Device, to: &B::Device) -> Result<()> {
-    prove_peer_with::<B>(from, to, &B::load(from)?, &B::create_stream(from)?, &B::create_stream(to)?)
+    prove_peer_with::<B>(from, to, &B::load(from)?, &B::create_stream(from)?, &B::create_stream(to)?).map(|_| ())
 }
 
+/// [`prove_peer`] with what the caller has at hand; gives what connects the two.
 pub(crate) fn prove_peer_with<B: Backend>(
     from: &B::Device,
     to: &B::Device,
     module: &B::Module,
     near_stream: &B::Stream,
     far_stream: &B::Stream,
-) -> Result<()> {
+) -> Result<Link> {
     let refuse = |why: String| Error::Peer { from: B::describe(from).name, to: B::describe(to).name, why };
-    if let Some(why) = B::peer_access(from, to)?.refusal {
+    let PeerAccess { link, refusal } = B::peer_access(from, to)?;
+    if let Some(why) = refusal {
         return Err(refuse(why));
     }
     if from != to {
@@ -70,6 +72,6 @@ pub(crate) fn prove_peer_with<B: Backend>(
     let expected = |i: usize| SEED.wrapping_add((i as u32).wrapping_mul(2_654_435_761));
     match arrived.iter().enumerate().find(|&(i, &word)| word != expected(i)) {
         Some((i, word)) => Err(refuse(format!("word {i} arrived as {word:#x} instead of {:#x}", expected(i)))),
-        None => Ok(()),
+        None => Ok(link),
     }
 }

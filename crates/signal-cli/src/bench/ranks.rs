@@ -128,10 +128,10 @@ impl<B: Backend> Ranks<B> {
         for (communicator, stream) in self.communicators.iter_mut().zip(&self.streams) {
             communicator.barrier(stream)?;
         }
-        if let Work::Graphs { .. } = work {
+        if let Work::Graphs { by_rank, .. } = work {
             // Once for the start: while it keeps the ranks in step, the timed run is enqueued on all of them. A rank would
             // else be timed while the host still launches another's graph.
-            self.replay(work)?;
+            self.replay(by_rank)?;
         }
         let starts = self.record()?;
         match work {
@@ -140,7 +140,7 @@ impl<B: Backend> Ranks<B> {
                     self.enqueue(&mut sets[set], place)?;
                 }
             }
-            Work::Graphs { .. } => self.replay(work)?,
+            Work::Graphs { by_rank, .. } => self.replay(by_rank)?,
         }
         let ends = self.record()?;
         self.wait()?;
@@ -148,9 +148,8 @@ impl<B: Backend> Ranks<B> {
         times.try_fold(Duration::ZERO, |slowest, time| Ok(slowest.max(time?)))
     }
 
-    /// Enqueues the graphs of all ranks; nothing for single calls.
-    fn replay(&self, work: &Work<B>) -> Result<()> {
-        let Work::Graphs { by_rank, .. } = work else { return Ok(()) };
+    /// Enqueues the graphs of all ranks, in order.
+    fn replay(&self, by_rank: &[Vec<B::Graph>]) -> Result<()> {
         let graphs = by_rank.first().map_or(0, Vec::len);
         for index in 0..graphs {
             for (stream, graphs) in self.streams.iter().zip(by_rank) {

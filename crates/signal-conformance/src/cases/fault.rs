@@ -19,13 +19,13 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// What the ranks do while one is missing.
 #[derive(Clone, Copy, Debug)]
-enum Operation {
+pub(crate) enum Operation {
     Barrier,
     AllReduce(Algorithm),
 }
 
 impl Operation {
-    const ALL: [Operation; 4] = [
+    pub(crate) const ALL: [Operation; 4] = [
         Operation::Barrier,
         Operation::AllReduce(Algorithm::OneStage),
         Operation::AllReduce(Algorithm::TwoStage),
@@ -52,7 +52,7 @@ impl Operation {
     }
 
     /// Enqueues on one rank.
-    fn launch<B: Backend>(
+    pub(crate) fn launch<B: Backend>(
         self,
         comm: &mut Communicator<B>,
         stream: &B::Stream,

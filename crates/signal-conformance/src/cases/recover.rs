@@ -7,6 +7,7 @@ use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
 use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, Error, ReduceOp};
 
+use crate::cases::fault::Operation;
 use crate::cases::misuse::refused;
 use crate::compare;
 use crate::exchange::{Exchange, random_inputs, sum, works};
@@ -22,21 +23,16 @@ fn short_lived<B: Backend>(rig: &Rig<B>, ranks: usize) -> World<B> {
     rig.world_with(ranks, |s| s.timeout = DEADLINE)
 }
 
-/// Enqueues `algorithm`, or a barrier, on every rank but `absent`, and waits until all of them have given up.
-fn fail<B: Backend>(world: &mut World<B>, algorithm: Option<Algorithm>, absent: usize) {
+/// Enqueues `operation` on every rank but `absent`, and waits until all of them have given up.
+fn fail<B: Backend>(world: &mut World<B>, operation: Operation, absent: usize) {
     let mut buffers = world.local::<f32>(COUNT);
-    let options = options(|o| (o.algorithm, o.blocks, o.threads) = (algorithm, Some(2), Some(2)));
     for rank in (0..world.ranks()).filter(|rank| *rank != absent) {
         let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
-        let call = comm.with(options);
-        match algorithm {
-            None => call.barrier(stream).unwrap(),
-            Some(_) => call.all_reduce_in_place(stream, &mut buffers[rank], ReduceOp::Sum).unwrap(),
-        }
+        operation.launch(comm, stream, &mut buffers[rank], |_| ()).unwrap();
     }
     for rank in (0..world.ranks()).filter(|rank| *rank != absent) {
         let found = world.comms[rank].wait(&world.streams[rank]);
-        assert!(matches!(&found, Err(Error::Timeout(t)) if t.missing == [absent]), "{algorithm:?}: {found:?}");
+        assert!(matches!(&found, Err(Error::Timeout(t)) if t.missing == [absent]), "{operation:?}: {found:?}");
     }
 }
 
@@ -72,11 +68,11 @@ pub fn recover_after_a_missing_rank<B: Backend>(rig: &Rig<B>) {
                 })
             })
             .collect();
-        let kinds = Algorithm::ALL.into_iter().map(Some).chain([None]);
-        // Eight ranks for the sake of their number alone.
-        for (round, algorithm) in kinds.take(if ranks == 8 { 1 } else { 4 }).enumerate() {
+        // From the second on, and eight ranks for the sake of their number alone.
+        let operations = Operation::ALL.into_iter().cycle().skip(1).take(if ranks == 8 { 1 } else { 4 });
+        for (round, operation) in operations.enumerate() {
             let absent = round % ranks;
-            fail(&mut world, algorithm, absent);
+            fail(&mut world, operation, absent);
             Communicator::recover_all(&mut world.comms).unwrap();
             many_calls(&mut world, scaled(20), round as u64);
             world.each(|rank, _, stream| {
@@ -85,7 +81,7 @@ pub fn recover_after_a_missing_rank<B: Backend>(rig: &Rig<B>) {
             });
             world.wait();
             for (target, stream) in targets.iter().zip(&world.streams) {
-                let what = format!("{ranks} ranks, after a fault of {algorithm:?}");
+                let what = format!("{ranks} ranks, after a fault of {operation:?}");
                 compare::assert_bits(&what, &target.read(stream).unwrap(), &sum(&inputs));
             }
         }
@@ -97,11 +93,11 @@ pub fn recover_with_a_late_rank<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3] {
         for algorithm in Algorithm::ALL {
             let mut world = short_lived(rig, ranks);
-            fail(&mut world, Some(algorithm), ranks - 1);
+            let operation = Operation::AllReduce(algorithm);
+            fail(&mut world, operation, ranks - 1);
             let mut buffer = world.local::<f32>(COUNT);
             let (comm, stream) = (&mut world.comms[ranks - 1], &world.streams[ranks - 1]);
-            let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(2), Some(2)));
-            comm.with(call).all_reduce_in_place(stream, &mut buffer[ranks - 1], ReduceOp::Sum).unwrap();
+            operation.launch(comm, stream, &mut buffer[ranks - 1], |_| ()).unwrap();
             // Not waited for: recovery does.
             Communicator::recover_all(&mut world.comms).unwrap();
             many_calls(&mut world, scaled(10), 1);
@@ -114,7 +110,7 @@ pub fn recover_with_a_thread_a_rank<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3] {
         let mut world = short_lived(rig, ranks);
         let absent = ranks - 1;
-        fail(&mut world, Some(Algorithm::OneStage), absent);
+        fail(&mut world, Operation::AllReduce(Algorithm::OneStage), absent);
         world.threads(vec![(); ranks], |rank, (), comm, _| {
             if rank != absent {
                 let found = comm.recover();

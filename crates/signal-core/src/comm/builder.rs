@@ -82,8 +82,7 @@ impl<B: Backend> Builder<B> {
             for to in 0..world {
                 let (near, far) = (&ranks[from].0, &ranks[to].0);
                 if near != far {
-                    link = link.max(B::peer_access(near, far)?.link);
-                    prove_peer_with::<B>(near, far, &modules[from], &services[from], &services[to])?;
+                    link = link.max(prove_peer_with::<B>(near, far, &modules[from], &services[from], &services[to])?);
                 }
             }
         }

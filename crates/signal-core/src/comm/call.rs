@@ -222,12 +222,7 @@ impl<'c, B: Backend> Call<'c, B> {
         }
         let plan = self.comm.plan_with(&self.options, count, dtype);
         if plan.algorithm == Algorithm::Lamport {
-            if bytes > LAMPORT_SLOT_BYTES as u64 {
-                return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES }.into());
-            }
-            if group.domain != 0 {
-                return Err(ApiMisuse::LamportDomain(group.domain).into());
-            }
+            check_lamport(bytes, group.domain)?;
         }
         let in_place = input == output;
         let params = AllReduceParams {
@@ -330,6 +325,14 @@ impl Operands {
         }
         Ok(bytes)
     }
+}
+
+/// Refuses what the Lamport region cannot take.
+pub(super) fn check_lamport(bytes: u64, domain: u32) -> Result<(), ApiMisuse> {
+    if bytes > LAMPORT_SLOT_BYTES as u64 {
+        return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES });
+    }
+    if domain != 0 { Err(ApiMisuse::LamportDomain(domain)) } else { Ok(()) }
 }
 
 /// Packs a thread up to which a message is small: as many loads of each rank at once are not worth their registers.

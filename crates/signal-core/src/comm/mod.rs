@@ -24,8 +24,8 @@ use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::{Algorithm, GroupParams};
 use crate::layout::{
-    CONTROL_BYTES, CONTROL_OFFSET, Control, LAMPORT_SLOT_BYTES, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line,
-    NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, Signal,
+    CONTROL_BYTES, CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line, NUM_BARRIER_DOMAINS,
+    SCRATCH_OFFSET, Signal,
 };
 use crate::plan::{self, Plan};
 use crate::settings::Settings;
@@ -327,7 +327,7 @@ impl<B: Backend> Communicator<B> {
 
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
         let settings = &self.settings;
-        let fits = count.saturating_mul(dtype.bytes()) <= LAMPORT_SLOT_BYTES && options.domain == 0;
+        let fits = call::check_lamport(count.saturating_mul(dtype.bytes()) as u64, options.domain).is_ok();
         let table = plan::all_reduce(self.group.topology, count, dtype, fits);
         let setting = settings.algorithm.filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
         let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
