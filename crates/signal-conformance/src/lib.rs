@@ -142,7 +142,8 @@ macro_rules! suite {
                     streams_two_communicators_at_once,
                     streams_drop_behind_the_call,
                     streams_drop_one_rank_early,
-                    streams_drop_idle_communicators;
+                    streams_drop_idle_communicators,
+                    streams_buffers_come_and_go;
             }
         }
     };

@@ -34,7 +34,9 @@ pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, cas
     let backend = open().unwrap_or_else(|e| panic!("the backend does not open: {e}"));
     let devices = backend.devices().unwrap();
     let _watchdog = Watchdog::new(name);
+    let began = Instant::now();
     case(&Rig { _backend: backend, devices });
+    println!("{name}: {:.2} s", began.elapsed().as_secs_f64()); // seen with --nocapture
 }
 
 /// Ends the process, with the name of the case, unless it is dropped in time.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
 use signal_core::error::{ApiMisuse, Result, Unavailable};
@@ -11,6 +11,7 @@ use signal_core::{DeviceFamily, DeviceInfo};
 use crate::driver::{Current, Driver, check, unavailable};
 use crate::memory::Cemetery;
 use crate::module::Module;
+use crate::quiet;
 use crate::stream::Slots;
 
 /// Most threads in a block of any kernel: `kMaxBlockThreads` in `kernels/cuda/platform.h`.
@@ -73,7 +74,7 @@ impl Cuda {
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
-struct DeviceInner {
+pub(crate) struct DeviceInner {
     driver: Driver,
     image: CudaImage,
     handle: CUdevice,
@@ -133,7 +134,7 @@ impl Device {
             clock_hz: 1_000_000_000, // %globaltimer counts nanoseconds
             max_block_threads: MAX_BLOCK_THREADS,
         };
-        Ok(Device(Arc::new(DeviceInner {
+        let device = Device(Arc::new(DeviceInner {
             driver,
             image,
             handle,
@@ -143,7 +144,17 @@ impl Device {
             module: Mutex::new(None),
             slots: Slots::default(),
             cemetery: Cemetery::default(),
-        })))
+        }));
+        quiet::note(&device);
+        Ok(device)
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<DeviceInner> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(crate) fn upgrade(weak: &Weak<DeviceInner>) -> Option<Device> {
+        weak.upgrade().map(Device)
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {

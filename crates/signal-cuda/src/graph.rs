@@ -10,6 +10,7 @@ use signal_core::error::{ApiMisuse, Result};
 use crate::device::Device;
 use crate::driver::check;
 use crate::memory::{Buffer, Remains};
+use crate::quiet;
 use crate::stream::Stream;
 
 /// A captured sequence of work, ready to be replayed.
@@ -69,6 +70,7 @@ impl Graph {
         }
         let _current = self.device.enter()?;
         self.uses.fetch_or(1 << stream.slot(), Ordering::Relaxed);
+        let _launching = quiet::launching();
         // SAFETY: executable and stream are alive and of one context.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })
     }

@@ -26,6 +26,7 @@ mod graph;
 mod memory;
 mod module;
 mod peer;
+mod quiet;
 mod stream;
 
 use std::ptr::NonNull;

@@ -2,12 +2,12 @@
 //!
 //! Dropping makes no driver call: it may happen inside one, when a graph lets go of its buffers. It buries the memory
 //! with the mask of the streams that used it. The next allocation records an event on each of those streams, and once the
-//! events have been reached the memory is free for reuse. It goes back to the driver when no stream of the device has
-//! work left, since `cuMemFree` waits for all of it.
+//! events have been reached the memory is free for reuse. It goes back to the driver in a [quiet](crate::quiet) moment.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
 use signal_core::error::{ApiMisuse, Result};
@@ -17,7 +17,11 @@ use crate::Cuda;
 use crate::device::Device;
 use crate::driver::check;
 use crate::event::Event;
+use crate::quiet;
 use crate::stream::Stream;
+
+/// How long an allocation that failed waits for a quiet moment, in which memory can be given back.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Device memory or pinned host memory.
 #[derive(Clone, Debug)]
@@ -57,7 +61,7 @@ impl Buffer {
             None => match Memory::allocate(capacity, pinned) {
                 Err(_) => {
                     // Out of memory, most likely: what waits for reuse may be what is missing.
-                    device.cemetery().release_free()?;
+                    device.cemetery().release_free(PATIENCE)?;
                     Memory::allocate(capacity, pinned)?
                 }
                 memory => memory?,
@@ -168,9 +172,13 @@ impl Cemetery {
         Ok(at.map(|at| graves.free.swap_remove(at)))
     }
 
-    /// Gives what nothing uses back to the driver, which may wait for the device.
-    fn release_free(&self) -> Result<()> {
-        lock(&self.graves).free.drain(..).try_for_each(Memory::release)
+    /// Gives what nothing uses back to the driver, if a quiet moment comes within `patience`.
+    fn release_free(&self, patience: Duration) -> Result<()> {
+        let began = Instant::now();
+        while !lock(&self.graves).release_free()? && began.elapsed() < patience {
+            std::thread::sleep(Duration::from_micros(100)); // unlocked: others may have to allocate before their work ends
+        }
+        Ok(())
     }
 
     fn visit(&self, device: &Device, graves: &mut Graves) -> Result<()> {
@@ -209,10 +217,19 @@ impl Cemetery {
             }
         }
         graves.waiting = waiting;
-        if !graves.free.is_empty() && device.slots().all_idle()? {
-            graves.free.drain(..).try_for_each(Memory::release)?;
+        graves.release_free().map(drop)
+    }
+}
+
+impl Graves {
+    /// Gives what nothing uses back to the driver; false where that would have to wait.
+    fn release_free(&mut self) -> Result<bool> {
+        if self.free.is_empty() {
+            return Ok(true);
         }
-        Ok(())
+        let Some(_quiet) = quiet::quiet()? else { return Ok(false) };
+        self.free.drain(..).try_for_each(Memory::release)?;
+        Ok(true)
     }
 }
 

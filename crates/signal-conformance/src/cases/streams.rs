@@ -1,13 +1,14 @@
 //! Streams, domains and lifetimes (P11, P14).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use signal_core::{Algorithm, Backend, Communicator, Phase, ReduceOp};
+use signal_core::reference::Rng;
+use signal_core::{Algorithm, Backend, Communicator, DeviceBuffer, Phase, ReduceOp};
 
 use crate::compare;
 use crate::exchange::{Exchange, Step, random_inputs, sum, works};
-use crate::place::Place;
-use crate::rig::Rig;
+use crate::place::{Place, below};
+use crate::rig::{Rig, scaled};
 use crate::world::options;
 
 const COUNT: usize = 300;
@@ -148,4 +149,33 @@ pub fn streams_drop_idle_communicators<B: Backend>(rig: &Rig<B>) {
         drop(buffers);
     }
     works(&mut rig.world(2));
+}
+
+/// A thread for each rank, which allocates, calls and frees again and again: freeing must not wait for a peer's kernel that
+/// waits for this rank.
+pub fn streams_buffers_come_and_go<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        let mut world = rig.world(ranks);
+        let inputs = random_inputs::<f32>(ranks, 7, COUNT);
+        let expected = sum(&inputs);
+        world.threads(vec![(); ranks], |rank, (), comm, stream| {
+            let mut rng = Rng::new(rank as u64);
+            for round in 0..scaled(300) {
+                let buffer = |len| DeviceBuffer::<B, f32>::new(comm.device(), len).unwrap();
+                // Of another size each time, so that it is not taken from what the last round left.
+                let _other = buffer(1024 * (1 + below(&mut rng, 50)));
+                let (mut source, mut target) = (buffer(COUNT), buffer(COUNT));
+                source.write(stream, &inputs[rank]).unwrap();
+                // The copy ends and the device is idle, a moment before this rank's kernel comes.
+                let (pause, began) = (Duration::from_micros(below(&mut rng, 200) as u64), Instant::now());
+                while began.elapsed() < pause {
+                    std::thread::yield_now();
+                }
+                comm.all_reduce(stream, &source, &mut target, ReduceOp::Sum).unwrap();
+                let found = target.read(stream).unwrap();
+                comm.status().unwrap();
+                compare::assert_bits(&format!("rank {rank} of {ranks}, round {round}"), &found, &expected);
+            }
+        });
+    }
 }
