@@ -8,7 +8,7 @@
 using namespace signal_comm;
 
 #define SIGNAL_KERNEL(name, Params, ...)                                                                             \
-  extern "C" __global__ void __launch_bounds__(platform::kMaxBlockThreads, 1) name(const __grid_constant__ Params params) { \
+  extern "C" __global__ void __launch_bounds__(platform::kMaxBlockThreads, platform::kBlocksPerUnit) name(const __grid_constant__ Params params) { \
     __VA_ARGS__(params);                                                                                             \
   }
 #include "../signal/kernels.def"

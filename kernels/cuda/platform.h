@@ -25,7 +25,8 @@ constexpr bool kAlwaysOrdered = false;
 constexpr uint32_t kMinBlockThreads = 32;  // the host launches no smaller blocks
 constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;    // a poll of local memory takes about 0.3 us, so a check comes after 80 us
-constexpr uint32_t kMaxBlockThreads = 512;  // 65,536 registers / 512 leaves 128 a thread
+constexpr uint32_t kMaxBlockThreads = 512;
+constexpr uint32_t kBlocksPerUnit = 2;  // of that many threads, on a multiprocessor: 65,536 registers leave 64 a thread
 
 SIGNAL_DEVICE uint32_t thread_id() { return threadIdx.x; }
 SIGNAL_DEVICE uint32_t block_id() { return blockIdx.x; }
@@ -75,10 +76,9 @@ template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatil
 template <class P> SIGNAL_DEVICE void send_pack(P* p, const P& v) { asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
 template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { return load_pack_peer(p); }
 
-// Relaxed suffices for both: what `arrive` tells, that the block has read the state, its thread knows from the values read;
-// and a store that depends on `arrivals` comes after it.
-SIGNAL_DEVICE void arrive(uint32_t* p) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(global(p)) : "memory"); }
-SIGNAL_DEVICE uint32_t arrivals(const uint32_t* p) { return load_relaxed(p); }
+// Counts one up and gives what was there. Relaxed suffices: what it tells, that the block has read the state, its thread knows
+// from the values read; and a store that depends on the result comes after it.
+SIGNAL_DEVICE uint32_t arrive(uint32_t* p) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(global(p)) : "memory"); return v; }
 
 #if __CUDA_ARCH__ >= 900
 SIGNAL_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

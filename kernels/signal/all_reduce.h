@@ -153,10 +153,12 @@ SIGNAL_DEVICE bool exit_barrier(Barriers<LineBarrier>& barriers, Turn turn) {
 // The one-stage algorithm for a message that is one window of symmetric input: what it does is what `one_stage_windows`
 // does, but in one piece, since every instruction and every jump costs a short call measurably.
 template <class T, uint32_t N, uint32_t kAhead>
-SIGNAL_DEVICE void one_stage_direct(Barriers<LineBarrier>& barriers, const AllReduceParams& p) {
+SIGNAL_DEVICE void one_stage_direct(Member& m, Barriers<LineBarrier>& barriers, const AllReduceParams& p) {
   const Stride stride;
   uint32_t i = stride.first;
-  barriers.publish(InputPlace{p.group, false, p.view, 0}, false, Turn::kFirst);
+  const InputPlace place(p.group, false, p.view, 0);
+  begin(m, barriers);
+  barriers.publish(place, false, Turn::kFirst);
   const BlockShared& shared = barriers.shared;
   const Sources<N> sources(shared);
   if (((sources.bits | p.output) & (kNobody | (kPackBytes - 1))) == 0) {  // all came, and all is aligned
@@ -170,7 +172,8 @@ SIGNAL_DEVICE void one_stage_direct(Barriers<LineBarrier>& barriers, const AllRe
 }
 
 template <class T>
-SIGNAL_DEVICE void one_stage_windows(Barriers<LineBarrier>& barriers, const AllReduceParams& p) {
+SIGNAL_DEVICE void one_stage_windows(Member& m, Barriers<LineBarrier>& barriers, const AllReduceParams& p) {
+  begin(m, barriers);
   for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
     const Window w = window_at(p, first);
     if (is_staged(p)) stage<T>(p, w, 0, w.packs);
@@ -184,18 +187,18 @@ SIGNAL_DEVICE void one_stage_windows(Barriers<LineBarrier>& barriers, const AllR
 template <class T>
 SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m(p.group, kOpAllReduceOneStage);
+  Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared);
   const uint32_t world = p.group.world;
   // The commonest worlds alone: each adds to the kernel's code and to what it takes to compile.
   if (is_staged(p) || p.packs > p.window_packs || (world & (world - 1)) != 0 || world == 1) {
-    one_stage_windows<T>(barriers, p);
+    one_stage_windows<T>(m, barriers, p);
   } else if (world == 2) {
-    one_stage_direct<T, 2, kMostAhead<2>>(barriers, p);
+    one_stage_direct<T, 2, kMostAhead<2>>(m, barriers, p);
   } else if (world == 4) {
-    one_stage_direct<T, 4, kMostAhead<4>>(barriers, p);
+    one_stage_direct<T, 4, kMostAhead<4>>(m, barriers, p);
   } else {
-    one_stage_direct<T, 8, kMostAhead<8>>(barriers, p);
+    one_stage_direct<T, 8, kMostAhead<8>>(m, barriers, p);
   }
 }
 
@@ -204,10 +207,10 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
 template <class T>
 SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m(p.group, kOpAllReduceOneStage);
+  Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared, false);
   with_world<1, 4>(p.group.world, [&](auto world) SIGNAL_INLINE {
-    one_stage_direct<T, decltype(world)::value, 1>(barriers, p);
+    one_stage_direct<T, decltype(world)::value, 1>(m, barriers, p);
   });
 }
 
@@ -218,8 +221,9 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
 template <class T>
 SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m(p.group, kOpAllReduceTwoStage);
+  Member m(p.group, kOpAllReduceTwoStage);
   Barriers<LineBarrier> barriers(m, shared);
+  begin(m, barriers);
   const uint32_t rank = p.group.rank;
   const uint32_t world = p.group.world;
   const uint64_t sums = p.group.scratch_offset + p.window_packs * kPackBytes;  // from each rank's base

@@ -26,42 +26,20 @@ struct Pair {
   uint64_t out, in;  // this block's words, or lines, for even values: at the peer, and here
 };
 
-// A kind of barrier finds the words of a pair: this rank and one peer. A thread looks up its first pair, with the peer of
-// its own number, when the kernel begins: one trip to memory for the counter and the abort word.
-//
-// On a GPU a block has at least as many threads as there are ranks, so that a thread has one peer at most: a loop over
-// peers costs 0.35 us on an H200, even if it never goes around again. On the host one thread may stand for all.
+// A kind of barrier knows where the words of a pair are: this rank and one peer.
 template <class Kind>
-struct Pairs {
-  const Member& m;
-  Pair first;
-
-  SIGNAL_DEVICE explicit Pairs(const Member& member) : m(member), first{} {
-    if (platform::thread_id() < kMaxGpus) first = Kind::pair(m.group, platform::thread_id());
-  }
-
-  SIGNAL_DEVICE Pair with(uint32_t peer) const {
-    if constexpr (platform::kMinBlockThreads >= kMaxGpus) return first;
-    return peer == platform::thread_id() ? first : Kind::pair(m.group, peer);
-  }
-  // The ranks that this thread stands for.
-  template <class Visit>
-  SIGNAL_DEVICE void for_each_rank(Visit visit) const {
-    const uint32_t thread = platform::thread_id();
-    if constexpr (platform::kMinBlockThreads >= kMaxGpus) {
-      if (thread < m.group.world) visit(thread);
-    } else {
-      for (uint32_t rank = thread; rank < m.group.world; rank += platform::block_dim()) visit(rank);
-    }
-  }
-};
+SIGNAL_DEVICE Pair read_pair(const GroupParams& g, uint32_t peer) {
+  Pair pair = Kind::place(g, peer);
+  pair.count = platform::load_relaxed(pair.counter);
+  return pair;
+}
 
 // Barriers by the counters of the Signal structure.
 struct CounterBarrier {
-  SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
+  SIGNAL_DEVICE static Pair place(const GroupParams& g, uint32_t peer) {
     const uint32_t block = platform::block_id();
-    flag_t* const counter = at<flag_t>(g.own, kSelfCounters + counter_offset(g.domain, block, peer));
-    return Pair{platform::load_relaxed(counter), counter, g.base[peer] + (kPeerCounters + set_offset(g.domain, block, g.rank)),
+    return Pair{0, at<flag_t>(g.own, kSelfCounters + counter_offset(g.domain, block, peer)),
+                g.base[peer] + (kPeerCounters + set_offset(g.domain, block, g.rank)),
                 g.own + (kPeerCounters + set_offset(g.domain, block, peer))};
   }
 
@@ -98,10 +76,9 @@ struct CounterBarrier {
 // Barriers by lines, which carry 64 bits of data beside the value. A kernel that publishes its input runs all its barriers
 // by these.
 struct LineBarrier {
-  SIGNAL_DEVICE static Pair pair(const GroupParams& g, uint32_t peer) {
+  SIGNAL_DEVICE static Pair place(const GroupParams& g, uint32_t peer) {
     const uint32_t slot = platform::block_id() * kMaxGpus + peer;
-    flag_t* const counter = reinterpret_cast<flag_t*>(g.line_counters + uint64_t(slot) * sizeof(flag_t));
-    return Pair{platform::load_relaxed(counter), counter,
+    return Pair{0, reinterpret_cast<flag_t*>(g.line_counters + uint64_t(slot) * sizeof(flag_t)),
                 g.base[peer] + (platform::block_id() * uint32_t(kMaxGpus * sizeof(Line)) + g.line_out),
                 g.lines + uint64_t(slot) * sizeof(Line)};
   }
@@ -136,7 +113,7 @@ template <class Kind>
 SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
   report_fault(Member(g, operation), phase, late, [&](uint32_t peer) {
     // Relaxed: the block's other threads have stored their counters long ago, or are about to see the abort word too.
-    const Pair pair = Kind::pair(g, peer);
+    const Pair pair = read_pair<Kind>(g, peer);
     return Seen{pair.count, Kind::look(pair).value()};
   });
   platform::end_thread();
@@ -145,7 +122,7 @@ SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_
 // The wait for a peer that did not come at once. True when it came; else the fault has been reported.
 template <class Kind>
 SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
-  const Pair pair = Kind::pair(g, peer);  // its counter is stored: this barrier's value
+  const Pair pair = read_pair<Kind>(g, peer);  // its counter is stored: this barrier's value
   if (wait_until(Member(g, operation), [&] { return Kind::look(pair).is(pair.count); })) return true;
   report_absent<Kind>(g, operation, phase, 1u << peer);
   return false;
@@ -157,6 +134,7 @@ struct NoMessage {
   static constexpr bool kHasPlace = false;
 
   SIGNAL_DEVICE uint64_t to(uint32_t) const { return 0; }
+  SIGNAL_DEVICE uint64_t to_first() const { return 0; }
   SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
 };
 
@@ -167,12 +145,19 @@ struct InputPlace {
   bool staged;                       // in this rank's scratch, from its start
   const uint64_t (&view)[kMaxGpus];  // else: where each rank sees it
   uint64_t offset;                   // bytes from there
+  uint64_t first;                    // what the thread's first peer is sent: asked for before anything waits for memory
+
+  SIGNAL_DEVICE InputPlace(const GroupParams& g, bool in_scratch, const uint64_t (&seen_at)[kMaxGpus], uint64_t bytes)
+      : group(g), staged(in_scratch), view(seen_at), offset(bytes), first(0) {
+    first = platform::opaque(to(platform::thread_id() % kMaxGpus));
+  }
 
   static constexpr bool kHasPlace = true;
   static constexpr uint64_t kStaged = uint64_t(1) << 63;
 
   // To this rank itself: where it reads its input, staged or not.
   SIGNAL_DEVICE uint64_t to(uint32_t peer) const { return staged && peer != group.rank ? kStaged : view[peer] + offset; }
+  SIGNAL_DEVICE uint64_t to_first() const { return first; }
   SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
 };
 
@@ -181,26 +166,57 @@ struct InputPlace {
 enum class Turn { kFirst, kBetween, kLast };
 
 // All barriers of one kind in a kernel.
+//
+// A thread looks up its first pair, with the peer of its own number, when the kernel begins: its addresses before the wait for
+// earlier work, its counter together with the abort word. On a GPU a block has at least as many threads as there are ranks, so
+// that a thread has one peer at most: a loop over peers costs 0.35 us on an H200, even if it never goes around again. On the
+// host one thread may stand for all.
 template <class Kind>
 struct Barriers {
-  Pairs<Kind> pairs;
+  const Member& m;
   BlockShared& shared;
   bool always_ordered;  // all barriers release and acquire, whatever each asks for
+  Pair first = {};
 
   SIGNAL_DEVICE Barriers(const Member& member, BlockShared& block)
       : Barriers(member, block, (member.group.flags & kFlagOrdered) != 0) {}
   SIGNAL_DEVICE Barriers(const Member& member, BlockShared& block, bool always)
-      : pairs(member), shared(block), always_ordered(platform::kAlwaysOrdered || always) {}
+      : m(member), shared(block), always_ordered(platform::kAlwaysOrdered || always) {
+    if (platform::thread_id() < kMaxGpus) {
+      first = Kind::place(m.group, platform::thread_id());
+      first.out = platform::opaque(first.out);  // here, while there is time
+      first.in = platform::opaque(first.in);
+    }
+  }
+
+  // Before the first barrier, behind `begin_call`.
+  SIGNAL_DEVICE void read() {
+    if (platform::thread_id() < kMaxGpus) first.count = platform::load_relaxed(first.counter);
+  }
+
+  SIGNAL_DEVICE Pair with(uint32_t peer) const {
+    if constexpr (platform::kMinBlockThreads >= kMaxGpus) return first;
+    return peer == platform::thread_id() ? first : read_pair<Kind>(m.group, peer);
+  }
+
+  // The ranks that this thread stands for.
+  template <class Visit>
+  SIGNAL_DEVICE void for_each_rank(Visit visit) const {
+    const uint32_t thread = platform::thread_id();
+    if constexpr (platform::kMinBlockThreads >= kMaxGpus) {
+      if (thread < m.group.world) visit(thread);
+    } else {
+      for (uint32_t rank = thread; rank < m.group.world; rank += platform::block_dim()) visit(rank);
+    }
+  }
 
   // Runs one barrier. Every thread of the block calls it; `complete` tells whether the kernel may go on.
   template <class Message>
   SIGNAL_DEVICE void run(uint32_t phase, bool ordered, Turn turn, const Message& message) {
-    const Member& m = pairs.m;
     const uint32_t own = m.group.rank;
     const uint32_t thread = platform::thread_id();
     const bool strong = ordered || always_ordered;
-    // What the first peer is sent: asked for before anything waits for memory.
-    const uint64_t to_first = message.to(thread % kMaxGpus);
+    const uint64_t to_first = message.to_first();
 
     // The block's accesses come before thread t's signal. On gfx9 the block barrier alone does not wait for other waves'
     // stores, so each wave releases its own.
@@ -210,15 +226,15 @@ struct Barriers {
     const bool stop = turn == Turn::kFirst && m.abort != 0;
     if (Message::kHasPlace || turn == Turn::kFirst) {
       // This rank's own place, and a first mark for the others.
-      pairs.for_each_rank([&](uint32_t rank) {
+      for_each_rank([&](uint32_t rank) {
         shared.source[rank] = stop ? kNobody : rank == thread ? to_first : message.to(rank);
       });
     }
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
     if (!stop) {
-      pairs.for_each_rank([&](uint32_t peer) {
+      for_each_rank([&](uint32_t peer) {
         if (peer != own) {
-          Pair pair = pairs.with(peer);
+          Pair pair = with(peer);
           pair.count += 1;
           Kind::send(pair, peer == thread ? to_first : message.to(peer), strong);
           platform::store_relaxed(pair.counter, pair.count);
@@ -226,11 +242,11 @@ struct Barriers {
           m.count_call();
         }
       });
-      pairs.first.count += 1;
+      first.count += 1;
       bool patient = true;
-      pairs.for_each_rank([&](uint32_t peer) {
+      for_each_rank([&](uint32_t peer) {
         if (peer == own) return;
-        const Pair pair = pairs.with(peer);
+        const Pair pair = with(peer);
         // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
         typename Kind::Word found;
         SIGNAL_NO_UNROLL
@@ -264,7 +280,7 @@ struct Barriers {
   SIGNAL_DEVICE bool meet(uint32_t phase, bool ordered, Turn turn) {
     run(phase, ordered, turn, NoMessage{});
     if (turn != Turn::kLast) platform::block_sync();
-    test_delay(pairs.m, phase);
+    test_delay(m, phase);
     return turn == Turn::kLast || complete();
   }
 
@@ -272,21 +288,30 @@ struct Barriers {
   SIGNAL_DEVICE void publish(const InputPlace& place, bool ordered, Turn turn) {
     run(kPhaseStart, ordered, turn, place);
     platform::block_sync();
-    test_delay(pairs.m, kPhaseStart);
+    test_delay(m, kPhaseStart);
   }
 
   // Whether all ranks came, as every thread of the block sees it behind the block barrier.
   SIGNAL_DEVICE bool complete() const {
     uint64_t all = 0;
-    for (uint32_t r = 0; r < pairs.m.group.world; r++) all |= shared.source[r];
+    for (uint32_t r = 0; r < m.group.world; r++) all |= shared.source[r];
     return (all & kNobody) == 0;
   }
 };
 
+// Where a kernel touches memory for the first time.
+template <class... Kinds>
+SIGNAL_DEVICE void begin(Member& m, Barriers<Kinds>&... barriers) {
+  begin_call(m.group);
+  m.read();
+  (barriers.read(), ...);
+}
+
 SIGNAL_DEVICE void barrier_kernel(const BarrierParams& params) {
   SIGNAL_SHARED(BlockShared, shared);
-  const Member m(params.group, kOpBarrier);
+  Member m(params.group, kOpBarrier);
   Barriers<CounterBarrier> barriers(m, shared);
+  begin(m, barriers);
   barriers.meet(kPhaseStart, true, Turn::kFirst);
 }
 

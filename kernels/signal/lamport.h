@@ -52,11 +52,32 @@ SIGNAL_DEVICE Pack sendable(Pack pack) {
 
 SIGNAL_DEVICE Pack not_ready() { return Pack{{kNotReady, kNotReady, kNotReady, kNotReady}}; }
 
+// What a block's first thread does with the state, once all blocks have read it: its block was the last to say so (P8). The
+// others have nothing to do here.
+SIGNAL_DEVICE void leave_state(const GroupParams& g, uint32_t arrived_before, flag_t flag, uint32_t left_to_clear) {
+#ifdef SIGNAL_MUTANT_LAMPORT_ADVANCES_AT_ONCE
+  const uint32_t last = 0;
+#else
+  const uint32_t last = platform::grid_dim() - 1;
+#endif
+  if (platform::thread_id() == 0 && arrived_before == last) {
+    platform::send_pack(at<Pack>(g.own, kLamportState), Pack{{flag, left_to_clear, 0, 0}});
+  }
+}
+
+// A call that leaves its state as it was would write the same generation again in the next one, over what slow peers have
+// yet to read: so a thread that gives up leaves kNoFlag instead, with which no call sends anything.
+SIGNAL_DEVICE void give_up(const GroupParams& g, uint32_t arrived_before) {
+  leave_state(g, arrived_before, kNoFlag, 0);
+  platform::end_thread();
+}
+
 // The wait for packs that did not come at once: pack `pack` of every peer. True when all came; else the fault has been
 // reported and the thread ends, where the platform lets it.
-SIGNAL_COLD bool wait_for_packs(const GroupParams& g, flag_t flag, uint32_t generation_offset, uint32_t pack) {
+SIGNAL_COLD bool wait_for_packs(const GroupParams& g, flag_t flag, uint32_t pack, uint32_t arrived_before) {
   const Member m(g, kOpAllReduceLamport);
-  const auto came = [&](uint32_t peer) { return is_ready(platform::poll_pack(slot_pack(g.own, generation_offset, peer, pack))); };
+  const uint32_t generation = generation_at(flag % kLamportGenerations);
+  const auto came = [&](uint32_t peer) { return is_ready(platform::poll_pack(slot_pack(g.own, generation, peer, pack))); };
   const auto late = [&] {
     uint32_t mask = 0;
     for (uint32_t peer = 0; peer < g.world; peer++) {
@@ -67,27 +88,14 @@ SIGNAL_COLD bool wait_for_packs(const GroupParams& g, flag_t flag, uint32_t gene
   if (wait_until(m, [&] { return late() == 0; })) return true;
   // The counts of calls stand for the values of a barrier.
   report_fault(m, kPhaseExchange, late(), [&](uint32_t peer) { return Seen{flag + 1, came(peer) ? flag + 1 : flag}; });
-  platform::end_thread();
+  give_up(g, arrived_before);
   return false;
 }
 
-// The fault of a call that has not begun: an abort word raised before.
-SIGNAL_COLD void report_stopped(const GroupParams& g, flag_t flag) {
+// The fault of a call that found an abort word raised.
+SIGNAL_COLD void report_stopped(const GroupParams& g, flag_t flag, uint32_t arrived_before) {
   report_fault(Member(g, kOpAllReduceLamport), kPhaseExchange, 0, [&](uint32_t) { return Seen{flag + 1, flag}; });
-}
-
-// Makes the state the next call's, once all blocks have read this one's, which they say early (P8). One thread of a rank.
-SIGNAL_COLD void advance(const GroupParams& g, flag_t flag, uint32_t left_to_clear) {
-  const uint32_t* const arrival = at<uint32_t>(g.own, kLamportState + offsetof(LamportState, arrival));
-  const auto all_arrived = [&] {
-#ifdef SIGNAL_MUTANT_LAMPORT_ADVANCES_AT_ONCE
-    return arrival != nullptr;
-#else
-    return platform::arrivals(arrival) == platform::grid_dim();
-#endif
-  };
-  if (!all_arrived() && !wait_until(Member(g, kOpAllReduceLamport), all_arrived)) return;
-  platform::send_pack(at<Pack>(g.own, kLamportState), Pack{{next_flag(flag), left_to_clear, 0, 0}});
+  give_up(g, arrived_before);
 }
 
 template <uint32_t N, class Visit>
@@ -102,153 +110,184 @@ SIGNAL_DEVICE void for_each_peer(uint32_t rank, Visit visit) {
   }
 }
 
-// One call of one thread.
-template <class T>
-struct LamportCall {
+// Where packs go and where they arrive, from one pack of the message on. `bytes` count from that pack.
+template <class T, uint32_t N>
+struct Mail {
   const AllReduceParams& p;
-  flag_t flag;
-  uint32_t now;  // offset of the generation that this call writes
+  uint64_t in;   // with two ranks the peer's slot here, else the first slot
+  uint64_t out;  // with two ranks this rank's slot at the peer, else from each rank's base
 
-  SIGNAL_DEVICE Pack* outbox(uint32_t peer, uint32_t pack) const {
-    return slot_pack(p.group.base[peer], now, p.group.rank, pack);
-  }
-  SIGNAL_DEVICE Pack* inbox(uint32_t peer, uint32_t pack) const { return slot_pack(p.group.own, now, peer, pack); }
-
-  template <uint32_t N>
-  SIGNAL_DEVICE void send(uint32_t i, const Pack& pack) const {
-    const Pack clean = sendable(pack);
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(outbox(peer, i), clean); });
-  }
-
-  // The sum of pack `i` over all ranks, this one's being `own`; false when a peer's did not come.
-  template <uint32_t N>
-  SIGNAL_DEVICE bool receive(uint32_t i, const Pack& own, Pack& sum) const {
+  SIGNAL_DEVICE Mail(const AllReduceParams& params, uint32_t pack) : p(params), in(0), out(0) {
     const uint32_t rank = p.group.rank;
-    Pack packs[N];
-    const auto look = [&]() SIGNAL_INLINE {
-      bool all = true;
-      if constexpr (N == 2) {
-        // This rank's own comes first on both: of two summands the order is all the same.
-        packs[0] = own;
-        packs[1] = platform::poll_pack(inbox(1 - rank, i));
-        all = is_ready(packs[1]);
-      } else {
-        SIGNAL_UNROLL
-        for (uint32_t r = 0; r < N; r++) {
-          packs[r] = r == rank ? own : platform::poll_pack(inbox(r, i));
-          all = all && (r == rank || is_ready(packs[r]));
-        }
+    const uint64_t start = kLamportRegion + uint64_t(pack) * kPackBytes;
+    in = p.group.own + start + (N == 2 ? (1 - rank) * kLamportSlotBytes : 0);
+    out = (N == 2 ? p.group.base[1 - rank] : 0) + start + rank * kLamportSlotBytes;
+  }
+
+  SIGNAL_DEVICE void use(uint32_t generation) {
+    const uint32_t offset = generation * uint32_t(kMaxGpus * kLamportSlotBytes);
+    in += offset;
+    out += offset;
+  }
+
+  SIGNAL_DEVICE Pack* inbox(uint32_t peer, uint64_t bytes) const {
+    return reinterpret_cast<Pack*>(in + bytes + (N == 2 ? 0 : peer * kLamportSlotBytes));
+  }
+  SIGNAL_DEVICE Pack* outbox(uint32_t peer, uint64_t bytes) const {
+    return reinterpret_cast<Pack*>(out + bytes + (N == 2 ? 0 : p.group.base[peer]));
+  }
+
+  SIGNAL_DEVICE void send(uint64_t bytes, const Pack& pack) const {
+    const Pack clean = sendable(pack);
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(outbox(peer, bytes), clean); });
+  }
+
+  SIGNAL_DEVICE void clear(uint64_t bytes) const {
+    // The way that the peers' packs come, so that the order of both is one.
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(inbox(peer, bytes), not_ready()); });
+  }
+
+  // Looks once for the peers' packs at `bytes`; this rank's own stands among them. Whether all are there.
+  SIGNAL_DEVICE bool look(uint64_t bytes, const Pack& own, Pack (&packs)[N]) const {
+    bool all = true;
+    if constexpr (N == 2) {
+      // This rank's own comes first on both: of two summands the order is all the same.
+      packs[0] = own;
+      packs[1] = platform::poll_pack(inbox(1 - p.group.rank, bytes));
+      all = is_ready(packs[1]);
+    } else {
+      SIGNAL_UNROLL
+      for (uint32_t r = 0; r < N; r++) {
+        packs[r] = r == p.group.rank ? own : platform::poll_pack(inbox(r, bytes));
+        all = all && (r == p.group.rank || is_ready(packs[r]));
       }
-      return all;
-    };
-    bool all = false;
-    SIGNAL_NO_UNROLL
-    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {  // nothing but the polls, as in a barrier
-      all = look();
-      if (all) break;
-      platform::relax();
     }
-    if (!all) {
-      if (!wait_for_packs(p.group, flag, now, i)) return false;
-      look();
-    }
-    if (i >= kMostLeftToClear) {
-      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(inbox(peer, i), not_ready()); });
-    }
-    sum = sum_ranks<T, N>(N, rank, [&](uint32_t r) { return packs[r]; });
-    return true;
+    return all;
+  }
+
+  SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const {
+    return sum_ranks<T, N>(N, p.group.rank, [&](uint32_t r) { return packs[r]; });
   }
 };
 
-// Packs that are not whole, or whose address is not aligned on this rank: moved element by element.
-
-template <class T, uint32_t N>
-SIGNAL_COLD void lamport_send_rest(const AllReduceParams& p, flag_t flag, uint32_t now, uint32_t i, uint32_t step) {
-  const LamportCall<T> call{p, flag, now};
-  for (; i < uint32_t(p.packs); i += step) call.template send<N>(i, load_any<T, From::kOwn>(p.input, i, p.count));
+SIGNAL_DEVICE uint32_t left_to_clear(const AllReduceParams& p) {
+  return p.packs < kMostLeftToClear ? uint32_t(p.packs) : kMostLeftToClear;
 }
 
+// The rest of a call for a thread whose packs did not come at once, or are not all whole and aligned: from its pack `i` on.
+// Nothing follows it, so that what it needs takes no registers from the path of most calls.
 template <class T, uint32_t N>
-SIGNAL_COLD bool lamport_receive_rest(const AllReduceParams& p, flag_t flag, uint32_t now, uint32_t i, uint32_t step) {
-  const LamportCall<T> call{p, flag, now};
+SIGNAL_COLD void lamport_finish(const AllReduceParams& p, flag_t flag, uint32_t i, uint32_t arrived_before) {
+  Mail<T, N> mail(p, 0);
+  mail.use(flag % kLamportGenerations);
+  const uint32_t step = Stride().step;
   for (; i < uint32_t(p.packs); i += step) {
-    Pack sum;
-    if (!call.template receive<N>(i, load_any<T, From::kOwn>(p.input, i, p.count), sum)) return false;
-    store_any<T>(p.output, i, p.count, sum);
+    const Pack own = load_any<T, From::kOwn>(p.input, i, p.count);
+    const uint64_t bytes = uint64_t(i) * kPackBytes;
+    Pack packs[N];
+    if (!mail.look(bytes, own, packs)) {
+      if (!wait_for_packs(p.group, flag, i, arrived_before)) return;
+      mail.look(bytes, own, packs);
+    }
+    store_any<T>(p.output, i, p.count, mail.sum(packs));
+    if (i >= kMostLeftToClear) mail.clear(bytes);
   }
-  return true;
+  test_delay(Member(p.group, kOpAllReduceLamport), kPhaseExchange);
+  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear(p));
 }
 
-template <class T, uint32_t N>
-SIGNAL_DEVICE void lamport_body(const Member& m, const AllReduceParams& p, const Pack& own, const Pack& state, uint32_t whole) {
+// A call. kWhole: all packs are whole, and aligned on this rank; else they are moved element by element where need be.
+template <class T, uint32_t N, bool kWhole>
+SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
+  // Addresses first: parameters come from memory too, and until the stream's earlier kernels have ended there is time.
   const Stride stride;
-  const LamportCall<T> call{p, state.word[0], generation_at(state.word[0] % kLamportGenerations)};
-  const auto input = [&](uint32_t i) {
-    return i == stride.first ? own : platform::load_pack(reinterpret_cast<const Pack*>(p.input) + i);
+  const uint32_t packs = platform::opaque(uint32_t(p.packs));
+  const uint64_t input = platform::opaque(p.input + uint64_t(stride.first) * kPackBytes);
+  const uint64_t output = platform::opaque(p.output + uint64_t(stride.first) * kPackBytes);
+  const uint64_t state_at = platform::opaque(p.group.own + kLamportState);
+  Mail<T, N> mail(p, stride.first);
+  mail.in = platform::opaque(mail.in);
+  mail.out = platform::opaque(mail.out);
+  Member m(p.group, kOpAllReduceLamport);
+  // The pack of this rank's input that lies `bytes` behind the thread's first.
+  const auto load_own = [&](uint32_t i, uint64_t bytes) SIGNAL_INLINE {
+    if constexpr (!kWhole) return load_any<T, From::kOwn>(p.input, i, p.count);
+    return platform::load_pack(reinterpret_cast<const Pack*>(input + bytes));
   };
-  const uint32_t packs = uint32_t(p.packs);
+
+  begin_call(p.group);
+  Pack own = {};  // before the state: its way is as long, and nothing else of this rank waits for it
+  if (stride.first < packs) own = load_own(stride.first, 0);
+  const Pack state = platform::poll_pack(reinterpret_cast<const Pack*>(state_at));
+  m.read();
+  const flag_t flag = state.word[0];
+  if (flag == kNoFlag) {
+    if (platform::thread_id() == 0) report_stopped(p.group, flag, kNoFlag);
+    return;
+  }
+  const uint32_t generation = flag % kLamportGenerations;
+  mail.use(generation);
+  const uint64_t step_bytes = uint64_t(stride.step) * kPackBytes;
   test_delay(m, kPhaseStart);
 
-  uint32_t rest = stride.first;
-  for (; rest < whole; rest += stride.step) call.template send<N>(rest, input(rest));
-  if (rest < packs) lamport_send_rest<T, N>(p, call.flag, call.now, rest, stride.step);
+  // Sent also if an abort word is raised: what is sent belongs to a call that the peers may be in.
+  if (stride.first < packs) mail.send(0, own);
+  uint64_t bytes = step_bytes;
+  for (uint32_t i = stride.first + stride.step; i < packs; i += stride.step, bytes += step_bytes) {
+    mail.send(bytes, load_own(i, bytes));
+  }
+
+  platform::block_sync();  // the whole block has read the state
+  uint32_t arrived_before = kNoFlag;
+  if (platform::thread_id() == 0) {
+    arrived_before = platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
+    if (platform::block_id() == 0) m.count_call();
+  }
 
   // The generation of the call before this one; from the present one and not from the flag, which wraps.
 #if defined(SIGNAL_MUTANT_LAMPORT_CLEARS_BY_FLAG)
-  const uint32_t old = generation_at((call.flag + 2) % kLamportGenerations);
+  const uint32_t old = (flag + 2) % kLamportGenerations;
 #elif defined(SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT)
-  const uint32_t old = generation_at((call.flag % kLamportGenerations + 1) % kLamportGenerations);
+  const uint32_t old = (generation + 1) % kLamportGenerations;
 #else
-  const uint32_t old = generation_at((call.flag % kLamportGenerations + 2) % kLamportGenerations);
+  const uint32_t old = generation == 0 ? kLamportGenerations - 1 : generation - 1;
 #endif
-  for (uint32_t i = stride.first; i < state.word[1]; i += stride.step) {
-    // The way that the peers' packs come, so that the order of both is one.
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
-      platform::send_pack(slot_pack(p.group.own, old, peer, i), not_ready());
-    });
-  }
+  bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kMaxGpus * kLamportSlotBytes));
+  for (uint32_t i = stride.first; i < state.word[1]; i += stride.step, bytes += step_bytes) mail.clear(bytes);
 
-  for (uint32_t i = stride.first; i < whole; i += stride.step) {
-    Pack sum;
-    if (!call.template receive<N>(i, input(i), sum)) return;
-    platform::store_pack(reinterpret_cast<Pack*>(p.output) + i, sum);
+  if (m.abort != 0) return report_stopped(p.group, flag, arrived_before);
+  if constexpr (!kWhole) return lamport_finish<T, N>(p, flag, stride.first, arrived_before);
+  bytes = 0;
+  for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += step_bytes) {
+    if (i != stride.first) own = load_own(i, bytes);
+    Pack arrived[N];
+    bool all = false;
+    SIGNAL_NO_UNROLL
+    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {  // nothing but the polls, as in a barrier
+      all = mail.look(bytes, own, arrived);
+      if (all) break;
+      platform::relax();
+    }
+    if (!all) return lamport_finish<T, N>(p, flag, i, arrived_before);
+    platform::store_pack(reinterpret_cast<Pack*>(output + bytes), mail.sum(arrived));
+    if (i >= kMostLeftToClear) mail.clear(bytes);
   }
-  if (rest < packs && !lamport_receive_rest<T, N>(p, call.flag, call.now, rest, stride.step)) return;
   test_delay(m, kPhaseExchange);
+  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear(p));
+}
 
-  if ((platform::block_id() | platform::thread_id()) == 0) {
-    advance(p.group, call.flag, packs < kMostLeftToClear ? packs : kMostLeftToClear);
-  }
+template <class T, uint32_t N>
+SIGNAL_COLD void lamport_ragged_call(const AllReduceParams& p) {
+  lamport_call<T, N, false>(p);
 }
 
 // For kLeast to kMost ranks: a kernel for few takes fewer registers, which makes its launch shorter.
 template <class T, uint32_t kLeast, uint32_t kMost>
 SIGNAL_DEVICE void all_reduce_lamport(const AllReduceParams& p) {
-  // Addresses first: parameters come from memory too, and until the stream's earlier kernels have ended there is time.
-  const Stride stride;
-  const uint32_t whole = is_aligned(p.input | p.output) ? uint32_t(p.whole_packs) : 0;
-  const Pack* const own_at = reinterpret_cast<const Pack*>(platform::opaque(p.input + uint64_t(stride.first) * kPackBytes));
-  const Pack* const state_at = reinterpret_cast<const Pack*>(platform::opaque(p.group.own + kLamportState));
-  const bool has_own = platform::opaque(uint32_t(stride.first < whole)) != 0;
-
-  // Nothing of the call's memory is touched before (P9). The next kernel may come from here on: it waits likewise.
-  platform::wait_for_earlier();
-  platform::allow_next();
-  Pack own = {};  // before the state: its way is as long, and nothing else of this rank waits for it
-  if (has_own) own = platform::load_pack(own_at);
-  const Pack state = platform::poll_pack(state_at);
-  const Member m(p.group, kOpAllReduceLamport);
-  // The vote needs the state of every thread, so that behind it all have read it.
-  if (platform::block_any(m.abort != 0 || state.word[0] == kNoFlag)) {
-    if (platform::thread_id() == 0) report_stopped(p.group, state.word[0]);
-    return;
-  }
-  if (platform::thread_id() == 0) {
-    platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
-    if (platform::block_id() == 0) m.count_call();
-  }
   with_world<kLeast, kMost>(p.group.world, [&](auto world) SIGNAL_INLINE {
-    lamport_body<T, decltype(world)::value>(m, p, own, state, whole);
+    constexpr uint32_t N = decltype(world)::value;
+    if (p.packs != p.whole_packs || !is_aligned(p.input | p.output)) return lamport_ragged_call<T, N>(p);
+    lamport_call<T, N, true>(p);
   });
 }
 

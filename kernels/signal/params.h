@@ -17,6 +17,7 @@ enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhas
 
 constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
+constexpr uint32_t kFlagAllowNext = 4;
 
 struct GroupParams {
   uint64_t control;

@@ -33,9 +33,10 @@ SIGNAL_DEVICE void probe_delay(uint32_t random, uint32_t max_delay) {
 SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
   SIGNAL_SHARED(BlockShared, shared);
   const GroupParams& g = params.group;
-  const Member m(g, kOpBarrierProbe);
+  Member m(g, kOpBarrierProbe);
   Barriers<CounterBarrier> counters(m, shared);
   Barriers<LineBarrier> lines(m, shared);
+  begin(m, counters, lines);
   const uint32_t block = platform::block_id();
   const uint32_t thread = block * platform::block_dim() + platform::thread_id();
   uint32_t wrong_rounds = 0;
@@ -77,9 +78,9 @@ SIGNAL_DEVICE void barrier_probe_kernel(const BarrierProbeParams& params) {
 SIGNAL_DEVICE void peer_probe_kernel(const PeerProbeParams& params) {
   uint32_t* const remote = reinterpret_cast<uint32_t*>(params.remote);
   const uint32_t threads = platform::grid_dim() * platform::block_dim();
+  platform::wait_for_earlier();
   if (params.delay != 0) {
     platform::allow_next();
-    platform::wait_for_earlier();
     const uint64_t began = platform::clock();
     while (platform::clock() - began < params.delay) platform::relax();
   }

@@ -31,19 +31,25 @@ constexpr uint32_t kSelfCounters = offsetof(Signal, self_counter);
 constexpr uint32_t kPeerCounters = offsetof(Signal, peer_counter);
 constexpr uint32_t kLineSetBytes = kMaxNumBlocksUpperBound * kMaxGpus * sizeof(Line);
 
+// Where every kernel begins: it may have been launched while the stream's earlier work still ran (P9). Nothing of a call's
+// memory is touched before, only addresses are worked out. From here on the next kernel may come, where the host allows it,
+// and waits likewise.
+SIGNAL_DEVICE void begin_call(const GroupParams& group) {
+  platform::wait_for_earlier();
+  if ((group.flags & kFlagAllowNext) != 0) platform::allow_next();
+}
+
 // One thread's view of its rank: the parameters, and what every kernel reads of the rank's memory when it begins.
 struct Member {
   const GroupParams& group;
   uint32_t operation;
-  // Of the first kMaxGpus threads:
-  uint64_t abort;     // the abort word when the kernel began
-  uint32_t sequence;  // calls begun: read before this one was counted, if the reader is who counts it
+  // Of the first kMaxGpus threads, once they have been read:
+  uint64_t abort = 0;     // the abort word when the kernel began
+  uint32_t sequence = 0;  // calls begun: read before this one was counted, if the reader is who counts it
 
-  SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op)
-      : group(params),
-        operation(op),
-        abort(0),
-        sequence(0) {
+  SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op) : group(params), operation(op) {}
+
+  SIGNAL_DEVICE void read() {
     if (platform::thread_id() < kMaxGpus) {  // a word that every warp of a large grid reads holds all of them up
       abort = platform::load_relaxed(abort_word());
       sequence = platform::load_relaxed(sequence_word());

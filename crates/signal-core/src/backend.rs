@@ -105,8 +105,8 @@ pub struct Launch<'a, B: Backend> {
     pub threads: u32,
     /// The bytes of the kernel's parameter struct.
     pub params: &'a [u8],
-    /// The kernel waits itself for what the stream did before it ([`Kernel::waits_for_earlier`]), and may be launched
-    /// while the stream's last kernel still runs, where the device can do that.
+    /// Whether the kernel may be launched while the stream's last kernel still runs, where the device can do that: every
+    /// kernel waits itself for what the stream did before it (P9).
     pub early: bool,
     /// Memory that the kernel may touch: the backend keeps it alive until the kernel has finished, and, when the
     /// stream is capturing, for as long as the graph lives.

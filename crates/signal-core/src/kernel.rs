@@ -113,12 +113,6 @@ impl Kernel {
         3 + (form * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
     }
 
-    /// Whether the kernel itself waits for the kernels before it on its stream, so that it may be launched early (P9).
-    pub const fn waits_for_earlier(self) -> bool {
-        use Kernel::{AllReduce, AllReduceLamportSmall};
-        matches!(self, AllReduce(Algorithm::Lamport, ..) | AllReduceLamportSmall(..))
-    }
-
     /// Every kernel, in catalogue order.
     pub fn all() -> impl Iterator<Item = Kernel> {
         let typed = || ReduceOp::ALL.into_iter().flat_map(|op| Dtype::ALL.into_iter().map(move |dtype| (op, dtype)));
@@ -205,6 +199,9 @@ impl Phase {
 pub const FLAG_ORDERED: u32 = 1;
 /// Peers cannot read this rank's input in place, so the kernel copies it to the scratch, window by window (P14).
 pub const FLAG_STAGED: u32 = 2;
+/// The stream's next kernel may be launched while this one runs: there is room for it beside all that this one waits for
+/// (P4, P9).
+pub const FLAG_ALLOW_NEXT: u32 = 4;
 
 /// What every kernel needs to know about its rank and its peers.
 #[repr(C)]

@@ -63,12 +63,13 @@ const TABLE: &[Row] = {
         row((Host, ANY, 8), usize::MAX, TwoStage, (1, 4096, 2)),
         // NVIDIA, two ranks on one device, 2026-11-29 (benches/NOTES.md): one-stage swept on one H200; Lamport timed there
         // with these grids and no others, and the size where it ends by the bare kernels.
-        row((Nvidia, SHARED, 2), 8 << 10, Lamport, (64, 1, 64)),
-        row((Nvidia, SHARED, 2), 64 << 10, Lamport, (256, 1, 64)),
-        row((Nvidia, SHARED, 2), 512 << 10, Lamport, (512, 1, 64)),
-        row((Nvidia, SHARED, 2), 8 << 10, OneStage, (64, 1, 64)),
-        row((Nvidia, SHARED, 2), 512 << 10, OneStage, (256, 1, 64)),
-        row((Nvidia, SHARED, 2), usize::MAX, OneStage, (512, 1, 64)),
+        row((Nvidia, SHARED, 2), 4 << 10, Lamport, (128, 1, 64)),
+        row((Nvidia, SHARED, 2), 512 << 10, Lamport, (256, 1, 128)),
+        row((Nvidia, SHARED, 2), 2 << 10, OneStage, (64, 1, 64)),
+        row((Nvidia, SHARED, 2), 8 << 10, OneStage, (256, 1, 64)),
+        row((Nvidia, SHARED, 2), 64 << 10, OneStage, (64, 1, 64)),
+        row((Nvidia, SHARED, 2), 128 << 10, OneStage, (128, 1, 64)),
+        row((Nvidia, SHARED, 2), usize::MAX, OneStage, (256, 1, 128)),
         // NVIDIA, two ranks, NVLink and PCIe: not measured. The bare kernels of the design crossed above 1 MiB on NVLink.
         row((Nvidia, ANY, 2), 8 << 10, Lamport, (64, 1, 64)),
         row((Nvidia, ANY, 2), 64 << 10, Lamport, (256, 1, 64)),

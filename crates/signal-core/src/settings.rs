@@ -19,7 +19,7 @@ pub struct Settings {
     pub domains: bool,
     /// `SIGNAL_ALGO`: use this algorithm for every call that does not choose one, and that it can take.
     pub algorithm: Option<Algorithm>,
-    /// `SIGNAL_EARLY_LAUNCH`, 0 or 1 (default): let a small call be launched while the kernel before it on its stream still
+    /// `SIGNAL_EARLY_LAUNCH`, 0 or 1 (default): let a call be launched while the kernel before it on its stream still
     /// runs, on devices that can. Off if a kernel of yours stands between two calls that is itself launched early and does
     /// not wait for the kernels before it (`griddepcontrol.wait`).
     pub early_launch: bool,

@@ -14,7 +14,7 @@ use crate::signal::check_world;
 
 use super::Communicator;
 use super::fault::HostBlock;
-use super::group::{BlockBudget, Group, Member};
+use super::group::{BlockBudget, Group, Member, Room};
 
 /// Options for creating communicators.
 #[derive(Clone, Debug)]
@@ -96,8 +96,8 @@ impl<B: Backend> Builder<B> {
 
         let infos: Vec<_> = ranks.iter().map(|(device, _)| B::describe(device)).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
-        let budget = BlockBudget::new(max_threads, |threads| resident_blocks::<B>(ranks, &modules, threads))?;
-        budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1), 1)?;
+        let budget = BlockBudget::new(max_threads, |threads| room::<B>(ranks, &modules, threads))?;
+        budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
         let topology = Topology { family: infos[0].family, link, world };
         let group = Arc::new(Group::new(members, topology, budget));
         let ticks = |rank: usize| {
@@ -148,16 +148,18 @@ fn compare(ranks: &[Vec<(&'static str, String)>]) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of `threads` threads, of any kernel, that can be resident at once on every rank. Ranks on one device divide it.
-fn resident_blocks<B: Backend>(ranks: &[(B::Device, Settings)], modules: &[B::Module], threads: u32) -> Result<u32> {
-    let mut budget = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
+/// The room for blocks of `threads` threads, of any kernel, on every rank. Ranks on one device divide it.
+fn room<B: Backend>(ranks: &[(B::Device, Settings)], modules: &[B::Module], threads: u32) -> Result<Room> {
+    let most = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
+    let mut room = Room { blocks: most, beside_next: most };
     for ((device, _), module) in ranks.iter().zip(modules) {
         let sharing = ranks.iter().filter(|(other, _)| other == device).count() as u32;
+        let units = B::describe(device).compute_units;
         for kernel in Kernel::all() {
-            budget = budget.min(B::resident_blocks(module, kernel, threads)? / sharing);
+            room = room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, sharing));
         }
     }
-    Ok(budget)
+    Ok(room)
 }
 
 #[cfg(test)]

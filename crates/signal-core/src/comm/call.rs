@@ -10,13 +10,14 @@ use crate::buffer::{DeviceBuffer, Slice, SliceMut};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::{
-    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_STAGED, GroupParams, Kernel, Phase,
+    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_ALLOW_NEXT, FLAG_STAGED, GroupParams, Kernel,
+    Phase,
 };
 use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
 use crate::plan::Plan;
 use crate::signal::check_domain;
 
-use super::{Communicator, Symmetric, shares};
+use super::{Communicator, Symmetric};
 
 /// What one call does differently. Every rank must pass the same options for the same call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -136,10 +137,10 @@ impl<'c, B: Backend> Call<'c, B> {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn barrier(self, stream: &B::Stream) -> Result<()> {
-        let group = self.begin()?;
         let blocks = self.options.blocks.unwrap_or(1);
         let threads = self.options.threads.unwrap_or((MAX_GPUS as u32).min(self.comm.group.budget.max_threads()));
         let threads = self.comm.group.whole_wave(threads);
+        let group = self.begin(blocks, threads)?;
         let params = BarrierParams { group };
         // SAFETY: the parameters are the barrier's, and name no memory but the group's.
         unsafe { self.launch(stream, Kernel::Barrier, blocks, threads, bytes_of(&params), None, &[]) }
@@ -157,9 +158,9 @@ impl<'c, B: Backend> Call<'c, B> {
         probe: &BarrierProbe,
         mismatches: &mut DeviceBuffer<B, u32>,
     ) -> Result<()> {
-        let group = self.begin()?;
         let blocks = self.options.blocks.unwrap_or(1);
         let threads = self.comm.group.whole_wave(self.options.threads.unwrap_or(1));
+        let group = self.begin(blocks, threads)?;
         if mismatches.len() < blocks as usize {
             let (found, needed) = (mismatches.len() * 4, blocks as usize * 4);
             return Err(ApiMisuse::BufferTooSmall { found, needed }.into());
@@ -214,13 +215,13 @@ impl<'c, B: Backend> Call<'c, B> {
         uses: &[&B::Buffer],
         op: ReduceOp,
     ) -> Result<()> {
-        let group = self.begin()?;
-        let bytes = operands.check()?;
         let Operands { input, output, count, dtype } = operands;
+        let plan = self.comm.plan_with(&self.options, count, dtype);
+        let group = self.begin(plan.blocks, plan.threads)?;
+        let bytes = operands.check()?;
         if count == 0 {
             return Ok(());
         }
-        let plan = self.comm.plan_with(&self.options, count, dtype);
         if plan.algorithm == Algorithm::Lamport {
             check_lamport(bytes, group.domain)?;
         }
@@ -254,14 +255,17 @@ impl<'c, B: Backend> Call<'c, B> {
         }
     }
 
-    /// Checks what all calls have in common, and gives the parameters that they share.
-    fn begin(&self) -> Result<GroupParams> {
+    /// Checks what all calls have in common, and gives the parameters that they share, for a grid of `blocks` of `threads`.
+    fn begin(&self, blocks: u32, threads: u32) -> Result<GroupParams> {
         let CallOptions { domain, delay, .. } = self.options;
         check_domain(domain)?;
         if domain > 0 && !self.comm.settings.domains {
             return Err(ApiMisuse::DomainsClosed(domain).into());
         }
         let mut group = self.comm.group_params(domain);
+        if self.comm.allows_early(blocks, threads) {
+            group.flags |= FLAG_ALLOW_NEXT;
+        }
         if let Some((phase, time)) = delay {
             group.delay_phase = phase as u32;
             group.delay_ticks = time.as_nanos() as u64;
@@ -288,14 +292,14 @@ impl<'c, B: Backend> Call<'c, B> {
         uses: &[&B::Buffer],
     ) -> Result<()> {
         let comm = self.comm;
-        let early = kernel.waits_for_earlier() && comm.settings.early_launch;
-        comm.group.budget.check(grid, threads, shares(early))?;
+        comm.group.budget.check(grid, threads)?;
         comm.check_poison()?;
         comm.take_stream(self.options.domain, stream)?;
         let mut all = BufferList::new(comm.group.members[comm.rank].host.memory());
         all.extend(comm.group.members.iter().map(|member| &member.memory));
         all.extend(symmetric.iter().flat_map(|s| s.all_memory()));
         all.extend(uses.iter().copied());
+        let early = comm.allows_early(grid, threads);
         let launch = Launch { kernel, grid, threads, params, early, uses: all.as_slice() };
         // SAFETY: passed on to the caller; the group's memory is in the list.
         unsafe { B::launch(stream, &comm.module, &launch) }
@@ -345,7 +349,9 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
     let few_ranks = params.group.world <= Kernel::SMALL_WORLD;
     let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS * threads);
     match plan.algorithm {
-        Algorithm::OneStage if few_ranks && few_packs && params.group.flags == 0 => Kernel::AllReduceSmall(op, dtype),
+        Algorithm::OneStage if few_ranks && few_packs && params.group.flags & !FLAG_ALLOW_NEXT == 0 => {
+            Kernel::AllReduceSmall(op, dtype)
+        }
         Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(op, dtype),
         algorithm => Kernel::AllReduce(algorithm, op, dtype),
     }

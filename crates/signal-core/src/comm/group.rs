@@ -33,30 +33,55 @@ pub(crate) struct Group<B: Backend> {
     streams: Mutex<Vec<RankStreams<B>>>,
 }
 
-/// Blocks that can be resident at once on every rank, by the threads of a block: a grid beyond it would wait for blocks
-/// that never start (P4).
+/// What room there is for a grid, by the threads of a block (P4).
 #[derive(Debug)]
 pub(crate) struct BlockBudget {
     max_threads: u32,
     /// For blocks of up to 1, 2, 4, ... threads.
-    blocks: Vec<u32>,
+    rooms: Vec<Room>,
+}
+
+/// The room for blocks of some size, of any kernel, on every rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Blocks that can be resident at once: a grid beyond it would wait for blocks that never start.
+    pub(crate) blocks: u32,
+    /// Blocks of a grid beside which the stream's next kernel may start; 0: none. See [`Room::of`].
+    pub(crate) beside_next: u32,
+}
+
+impl Room {
+    /// The room for each of `ranks` ranks on a device with `units` multiprocessors, on which `resident` blocks fit.
+    ///
+    /// A kernel that is launched early takes room while it waits for the one before it, which waits for peers that may
+    /// still need room on this very device. So two grids of each rank must fit, whatever their shapes: each
+    /// multiprocessor is cut into two places a rank, a block must fit a place, and a grid has at most one block for each
+    /// multiprocessor. Then 2 x `ranks` grids find enough places, however the device scatters them.
+    pub(crate) fn of(resident: u32, units: u32, ranks: u32) -> Room {
+        let fits_a_place = resident / units.max(1) >= 2 * ranks;
+        Room { blocks: resident / ranks, beside_next: if fits_a_place { units } else { 0 } }
+    }
+
+    pub(crate) fn min(self, other: Room) -> Room {
+        Room { blocks: self.blocks.min(other.blocks), beside_next: self.beside_next.min(other.beside_next) }
+    }
 }
 
 impl BlockBudget {
-    /// Asks for the blocks that fit at each power of two, up to the first that reaches `max_threads`.
-    pub(crate) fn new(max_threads: u32, mut blocks: impl FnMut(u32) -> Result<u32>) -> Result<Self> {
+    /// Asks for the room at each power of two, up to the first that reaches `max_threads`.
+    pub(crate) fn new(max_threads: u32, mut room: impl FnMut(u32) -> Result<Room>) -> Result<Self> {
         let classes = max_threads.next_power_of_two().trailing_zeros();
-        let blocks = (0..=classes).map(|class| blocks((1 << class).min(max_threads))).collect::<Result<_>>()?;
-        Ok(BlockBudget { max_threads, blocks })
+        let rooms = (0..=classes).map(|class| room((1 << class).min(max_threads))).collect::<Result<_>>()?;
+        Ok(BlockBudget { max_threads, rooms })
     }
 
-    /// Refuses a grid that does not fit `shares` times.
-    pub(crate) fn check(&self, blocks: u32, threads: u32, shares: u32) -> Result<()> {
+    /// Refuses a grid that does not fit.
+    pub(crate) fn check(&self, blocks: u32, threads: u32) -> Result<()> {
         let limit = self.max_threads;
         if threads == 0 || threads > limit {
             return Err(ApiMisuse::Threads { threads, limit }.into());
         }
-        let budget = self.blocks(threads) / shares;
+        let budget = self.blocks(threads);
         if blocks == 0 || blocks > budget {
             return Err(ApiMisuse::Grid { blocks, budget }.into());
         }
@@ -69,8 +94,17 @@ impl BlockBudget {
 
     /// For blocks of `threads` threads; 0 when no such block fits.
     pub(crate) fn blocks(&self, threads: u32) -> u32 {
+        self.room(threads).blocks
+    }
+
+    /// Whether the stream's next kernel may start beside a grid.
+    pub(crate) fn has_room_for_next(&self, blocks: u32, threads: u32) -> bool {
+        blocks <= self.room(threads).beside_next
+    }
+
+    fn room(&self, threads: u32) -> Room {
         let class = threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize);
-        self.blocks.get(class).copied().unwrap_or(0)
+        self.rooms.get(class).copied().unwrap_or_default()
     }
 }
 
@@ -186,11 +220,26 @@ mod tests {
 
     #[test]
     fn the_budget_is_that_of_the_next_larger_class() {
-        let budget = BlockBudget::new(512, |threads| Ok(1024 / threads)).unwrap();
+        let budget = BlockBudget::new(512, |threads| Ok(Room { blocks: 1024 / threads, beside_next: 1 })).unwrap();
         assert_eq!(budget.max_threads(), 512);
         assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
         assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
-        let odd = BlockBudget::new(3, Ok).unwrap();
+        let odd = BlockBudget::new(3, |threads| Ok(Room { blocks: threads, beside_next: 0 })).unwrap();
         assert_eq!([1, 2, 3, 4].map(|t| odd.blocks(t)), [1, 2, 3, 3]);
+        assert!(
+            budget.has_room_for_next(1, 512) && !budget.has_room_for_next(2, 512) && !budget.has_room_for_next(1, 513)
+        );
+        assert!(!odd.has_room_for_next(1, 1));
+    }
+
+    #[test]
+    fn the_next_kernel_needs_a_place_of_its_own() {
+        // 132 multiprocessors with room for 1024 threads each.
+        let room = |threads: u32, ranks| Room::of(132 * (1024 / threads), 132, ranks);
+        assert_eq!(room(512, 1), Room { blocks: 264, beside_next: 132 });
+        assert_eq!(room(512, 2), Room { blocks: 132, beside_next: 0 });
+        assert_eq!(room(256, 2), Room { blocks: 264, beside_next: 132 });
+        assert_eq!(room(128, 5), Room { blocks: 211, beside_next: 0 });
+        assert_eq!(room(256, 2).min(room(512, 2)), Room { blocks: 132, beside_next: 0 });
     }
 }

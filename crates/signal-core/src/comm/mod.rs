@@ -281,6 +281,12 @@ impl<B: Backend> Communicator<B> {
         }
     }
 
+    /// Whether a kernel of this grid is launched early, and lets the next one be. Depends on what all ranks share alone: a
+    /// peer's early kernel takes room that this rank's may need.
+    fn allows_early(&self, blocks: u32, threads: u32) -> bool {
+        self.settings.early_launch && self.group.budget.has_room_for_next(blocks, threads)
+    }
+
     /// Fails once there is a fault: with the fault itself if the user has not been told yet, then with
     /// [`Error::Poisoned`].
     fn check_poison(&self) -> Result<()> {
@@ -337,14 +343,9 @@ impl<B: Backend> Communicator<B> {
         Plan {
             algorithm,
             // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
-            blocks: asked.unwrap_or(table.blocks.min(self.most_blocks(algorithm, threads).max(1))),
+            blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
             threads: self.group.whole_wave(threads),
         }
-    }
-
-    /// Blocks that may be asked for.
-    fn most_blocks(&self, algorithm: Algorithm, threads: u32) -> u32 {
-        self.group.budget.blocks(threads) / shares(algorithm == Algorithm::Lamport && self.settings.early_launch)
     }
 
     /// The symmetric buffer of this rank that holds `bytes` at `address`.
@@ -360,10 +361,4 @@ impl<B: Backend> Drop for Communicator<B> {
     fn drop(&mut self) {
         self.group.leave(self.rank);
     }
-}
-
-/// Among how many kernels of one rank the block budget is divided: one that is launched early stands beside the one before
-/// it (P4).
-fn shares(early: bool) -> u32 {
-    if early { 2 } else { 1 }
 }
