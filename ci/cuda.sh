@@ -27,8 +27,9 @@ pack() {
   cp "$(built test --test cuda --no-run)" "$dir/suite"
   cp "$(built build --example tensor_parallel)" "$dir/tensor_parallel"
   cp "$(built build --bench call)" "$dir/call"
+  cp "$(built build --bench behind)" "$dir/behind"
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
-  for program in signal suite tensor_parallel call floor; do strip "$dir/$program"; done
+  for program in signal suite tensor_parallel call behind floor; do strip "$dir/$program"; done
   cp "$(find_fixture)" "$dir/minilm.safetensors"
   cp ci/cuda_run.sh "$dir/run.sh"
   local commit

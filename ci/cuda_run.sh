@@ -2,10 +2,10 @@
 # Runs what ci/cuda.sh has packed beside this script, on a machine with an NVIDIA driver. Prints a short table; whole logs
 # go to $OUT (logs/). Every program has a deadline of its own.
 #
-#   bash run.sh [STEP...]   all steps, or those named: doctor suite call minilm memcheck floor bench
+#   bash run.sh [STEP...]   all steps, or those named: doctor suite call behind minilm memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
-chosen=" ${*:-doctor suite call minilm memcheck floor bench} "
+chosen=" ${*:-doctor suite call behind minilm memcheck floor bench} "
 wanted() { [[ $chosen == *" $1 "* ]]; }
 OUT=${OUT:-logs}
 mkdir -p "$OUT"
@@ -36,6 +36,7 @@ step() {
 step doctor 60 ./signal doctor
 step suite 240 ./suite --test-threads=1
 step call 60 ./call
+step behind 60 ./behind
 for ranks in 2 4; do
   example=(--ranks "$ranks")
   [ "$gpus" -ge "$ranks" ] || example+=(--share-devices)
@@ -51,16 +52,19 @@ fi
 # Floors and benchmark in one job: absolute times of different jobs do not compare.
 step floor 120 ./floor --brief
 if wanted bench; then
-  # Kind, memory, algorithm, largest message.
-  while read -r kind memory algorithm most; do
-    timeout 100 ./signal bench all-reduce --backend cuda --ranks 2 "${share[@]}" -d bf16 --graph 50 --sets 1 \
+  # Kind, memory, algorithm, largest message, sets of buffers, and how calls are timed.
+  while read -r kind memory algorithm most sets how; do
+    # shellcheck disable=SC2086 # `how` is several words or none
+    timeout 100 ./signal bench all-reduce --backend cuda --ranks 2 "${share[@]}" -d bf16 --sets "$sets" $how \
       --memory "$memory" --algo "$algorithm" -b 2K -e "$most" -f 2 --json "$OUT/$kind.json" >"$OUT/$kind.txt" 2>&1 ||
       { echo "bench $kind FAILED"; tail -5 "$OUT/$kind.txt"; failed=1; }
   done <<'KINDS'
-one-stage symmetric one-stage 64M
-staged local one-stage 64M
-two-stage symmetric two-stage 64M
-lamport local lamport 1M
+one-stage symmetric one-stage 64M 1 --graph 50
+staged local one-stage 64M 1 --graph 50
+two-stage symmetric two-stage 64M 1 --graph 50
+lamport local lamport 1M 1 --graph 50
+lamport-5-sets local lamport 1M 5 --graph 50
+lamport-no-graph local lamport 1M 5
 KINDS
   echo
   echo "two ranks, bf16, graphs of 50, us per call on the slower rank: median (p99), and the median's ratio to a bare kernel,"
@@ -84,6 +88,15 @@ KINDS
         printf "%9d %7s %25s %9s %7.3fx %25s %25s %7s %25s\n", bytes, pull, one[1], one[2], one[2] / pull, staged[1], two[1], push, lamport[1]
       }' out="$OUT" "$OUT/floor.txt"
   done | tee "$OUT/ratios.txt"
+  echo
+  echo "lamport, us per call: in graphs over 5 sets of buffers, and called one by one"
+  for bytes in 2048 16384 65536 262144 1048576; do
+    awk -v bytes=$bytes '
+      FILENAME != was { was = FILENAME; n++ }
+      $1 == bytes { us[n] = $5; in_place[n] = $11 }
+      END { printf "%9d %7.2f (in place %.2f) %7.2f (in place %.2f)\n", bytes, us[1], in_place[1], us[2], in_place[2] }
+    ' "$OUT/lamport-5-sets.txt" "$OUT/lamport-no-graph.txt"
+  done | tee "$OUT/lamport-more.txt"
   grep -h "Wrong elements" "$OUT"/*.txt | sort | uniq -c
 fi
 exit $failed
