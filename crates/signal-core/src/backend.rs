@@ -69,6 +69,16 @@ pub struct DeviceInfo {
     pub max_block_threads: u32,
 }
 
+impl DeviceInfo {
+    /// Name and PCI address, for messages: several devices of a machine have one name.
+    pub fn label(&self) -> String {
+        match &self.pci {
+            Some(pci) => format!("{} [{pci}]", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
 /// Whether one device can reach another's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerAccess {

@@ -27,7 +27,7 @@ pub(crate) fn prove_peer_with<B: Backend>(
     near_stream: &B::Stream,
     far_stream: &B::Stream,
 ) -> Result<Link> {
-    let refuse = |why: String| Error::Peer { from: B::describe(from).name, to: B::describe(to).name, why };
+    let refuse = |why: String| Error::Peer { from: B::describe(from).label(), to: B::describe(to).label(), why };
     let PeerAccess { link, refusal } = B::peer_access(from, to)?;
     if let Some(why) = refusal {
         return Err(refuse(why));

@@ -43,6 +43,7 @@ const TABLE: &[Row] = {
     use DeviceFamily::{Amd, Host, Nvidia};
     const ANY: Option<Link> = None;
     const SHARED: Option<Link> = Some(Link::SameDevice);
+    const NVLINK: Option<Link> = Some(Link::NvLink);
     const fn row(
         key: (DeviceFamily, Option<Link>, usize),
         max_bytes: usize,
@@ -61,16 +62,25 @@ const TABLE: &[Row] = {
         row((Host, ANY, 2), usize::MAX, OneStage, (1, 4096, 2)),
         row((Host, ANY, 8), 64 << 10, OneStage, (1, 4096, 1)),
         row((Host, ANY, 8), usize::MAX, TwoStage, (1, 4096, 2)),
-        // NVIDIA, two ranks on one device, 2026-11-29 (benches/NOTES.md): one-stage swept on one H200; Lamport timed there
-        // with these grids and no others, and the size where it ends by the bare kernels.
+        // NVIDIA, two ranks on one device: swept on one H200, 2026-11-29 (benches/results). At 1 MiB one-stage is faster where
+        // it can read the input in place, and much slower where it cannot, which a plan may not depend on.
         row((Nvidia, SHARED, 2), 4 << 10, Lamport, (128, 1, 64)),
-        row((Nvidia, SHARED, 2), 512 << 10, Lamport, (256, 1, 128)),
+        row((Nvidia, SHARED, 2), 1 << 20, Lamport, (256, 1, 128)),
         row((Nvidia, SHARED, 2), 2 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 8 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, SHARED, 2), 64 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, SHARED, 2), usize::MAX, OneStage, (256, 1, 128)),
-        // NVIDIA, two ranks, NVLink and PCIe: not measured. The bare kernels of the design crossed above 1 MiB on NVLink.
+        // NVIDIA, two ranks over NVLink: swept on two H200s, 2026-11-29 (benches/results).
+        row((Nvidia, NVLINK, 2), 4 << 10, Lamport, (128, 1, 64)),
+        row((Nvidia, NVLINK, 2), 128 << 10, Lamport, (64, 1, 128)),
+        row((Nvidia, NVLINK, 2), 256 << 10, Lamport, (128, 1, 128)),
+        row((Nvidia, NVLINK, 2), 512 << 10, Lamport, (256, 1, 128)),
+        row((Nvidia, NVLINK, 2), 1 << 20, Lamport, (512, 1, 128)),
+        row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
+        row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
+        row((Nvidia, NVLINK, 2), usize::MAX, OneStage, (512, 1, 128)),
+        // NVIDIA, two ranks, other links: not measured.
         row((Nvidia, ANY, 2), 8 << 10, Lamport, (64, 1, 64)),
         row((Nvidia, ANY, 2), 64 << 10, Lamport, (256, 1, 64)),
         row((Nvidia, ANY, 2), 1 << 20, Lamport, (512, 1, 64)),
@@ -151,7 +161,7 @@ mod tests {
 
     #[test]
     fn grids_grow_with_the_message() {
-        let topology = Topology { family: DeviceFamily::Nvidia, link: Link::NvLink, world: 2 };
+        let topology = Topology { family: DeviceFamily::Nvidia, link: Link::Pcie, world: 2 };
         let plan = |count| all_reduce(topology, count, Dtype::F32, true);
         assert_eq!(plan(1).blocks, 1);
         assert_eq!(plan(64 * 4).blocks, 1);

@@ -23,6 +23,9 @@ pub struct Settings {
     /// runs, on devices that can. Off if a kernel of yours stands between two calls that is itself launched early and does
     /// not wait for the kernels before it (`griddepcontrol.wait`).
     pub early_launch: bool,
+    /// `SIGNAL_ORDERED`, 0 (default) or 1: every barrier releases and acquires at system scope, also where the protocol does
+    /// not need it. To compare, and to rule a suspicion out.
+    pub ordered_barriers: bool,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -57,7 +60,11 @@ impl Settings {
             settings.scratch_bytes =
                 parse_bytes(&v).ok_or_else(|| bad("SIGNAL_SCRATCH", &v, "bytes are needed, such as 64M"))?;
         }
-        let switches = [("SIGNAL_DOMAINS", &mut settings.domains), ("SIGNAL_EARLY_LAUNCH", &mut settings.early_launch)];
+        let switches = [
+            ("SIGNAL_DOMAINS", &mut settings.domains),
+            ("SIGNAL_EARLY_LAUNCH", &mut settings.early_launch),
+            ("SIGNAL_ORDERED", &mut settings.ordered_barriers),
+        ];
         for (name, switch) in switches {
             if let Some(v) = value(name) {
                 *switch = match v.as_str() {
@@ -106,7 +113,7 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 7] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 8] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
@@ -114,6 +121,7 @@ impl Settings {
             ("SIGNAL_DOMAINS", u32::from(self.domains).to_string()),
             ("SIGNAL_ALGO", self.algorithm.map_or("auto", Algorithm::name).to_owned()),
             ("SIGNAL_EARLY_LAUNCH", u32::from(self.early_launch).to_string()),
+            ("SIGNAL_ORDERED", u32::from(self.ordered_barriers).to_string()),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -128,6 +136,7 @@ impl Default for Settings {
             domains: false,
             algorithm: None,
             early_launch: true,
+            ordered_barriers: false,
             blocks: None,
             threads: None,
         }
@@ -168,6 +177,7 @@ mod tests {
             ("SIGNAL_DOMAINS", "1"),
             ("SIGNAL_ALGO", "two-stage"),
             ("SIGNAL_EARLY_LAUNCH", "0"),
+            ("SIGNAL_ORDERED", "1"),
             ("SIGNAL_BLOCKS", "3"),
             ("SIGNAL_THREADS", " 4 "),
         ]);
@@ -177,6 +187,7 @@ mod tests {
             domains: true,
             algorithm: Some(Algorithm::TwoStage),
             early_launch: false,
+            ordered_barriers: true,
             blocks: Some(3),
             threads: Some(4),
         };
@@ -197,6 +208,7 @@ mod tests {
             ("SIGNAL_SCRATCH", "99999999999G"),
             ("SIGNAL_DOMAINS", "yes"),
             ("SIGNAL_EARLY_LAUNCH", "2"),
+            ("SIGNAL_ORDERED", "on"),
             ("SIGNAL_ALGO", "ring"),
             ("SIGNAL_BLOCKS", "0"),
             ("SIGNAL_THREADS", "-4"),

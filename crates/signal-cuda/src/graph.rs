@@ -61,7 +61,7 @@ pub(crate) fn end(stream: &Stream) -> Result<Graph> {
 impl Graph {
     pub(crate) fn replay(&self, stream: &Stream) -> Result<()> {
         if *stream.device() != self.device {
-            let name = |device: &Device| device.info().name.clone();
+            let name = |device: &Device| device.info().label();
             let (found, expected) = (name(stream.device()), name(&self.device));
             return Err(ApiMisuse::WrongDevice { what: "stream", found, expected }.into());
         }

@@ -317,7 +317,7 @@ impl Stream {
 
     fn check(&self, buffer: &Buffer, offset: usize, bytes: usize) -> Result<()> {
         if buffer.device() != self.device() {
-            let name = |device| Cuda::describe(device).name;
+            let name = |device| Cuda::describe(device).label();
             let (found, expected) = (name(buffer.device()), name(self.device()));
             return Err(ApiMisuse::WrongDevice { what: "buffer", found, expected }.into());
         }

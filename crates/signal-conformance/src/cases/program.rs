@@ -92,11 +92,11 @@ pub fn random_programs<B: Backend>(rig: &Rig<B>) {
     }
 }
 
-/// The same from one thread: it enqueues runs of calls for one rank after the other.
+/// The same from one thread: it enqueues runs of calls for one rank after the other. Once with every barrier ordered.
 pub fn random_programs_from_one_thread<B: Backend>(rig: &Rig<B>) {
     for (ranks, calls) in [(1, 100), (2, 200), (5, 80)] {
         let mut rng = Rng::new(50 + ranks as u64);
-        let mut world = rig.world_with(ranks, |s| s.scratch_bytes = 64 << 10);
+        let mut world = rig.world_with(ranks, |s| (s.scratch_bytes, s.ordered_barriers) = (64 << 10, ranks == 5));
         let mut program = program(&mut world, &mut rng, scaled(calls));
         let mut next = vec![0; ranks];
         while next.iter().zip(&program).any(|(at, steps)| *at < steps.len()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Link, MemoryKind};
 use crate::error::{ApiMisuse, Error, Rendezvous, Result};
 use crate::kernel::Kernel;
-use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, SCRATCH_OFFSET, Signal};
+use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, SCRATCH_OFFSET, SIGNAL_START, Signal};
 use crate::peer::prove_peer_with;
 use crate::plan::{self, Topology};
 use crate::settings::Settings;
@@ -90,7 +90,7 @@ impl<B: Backend> Builder<B> {
         let mut members = Vec::with_capacity(world);
         for (rank, ((device, settings), service)) in ranks.iter().zip(services).enumerate() {
             let memory = B::allocate(device, SCRATCH_OFFSET + settings.scratch_bytes, MemoryKind::PeerVisible)?;
-            Signal::init_signal_buffer::<B>(&service, &memory, 0, rank, world)?;
+            Signal::init_signal_buffer::<B>(&service, &memory, SIGNAL_START, rank, world)?;
             members.push(Member { device: device.clone(), memory, host: HostBlock::new(device)?, service });
         }
 
@@ -117,7 +117,7 @@ impl<B: Backend> Builder<B> {
         }
         for (second, (device, _)) in ranks.iter().enumerate() {
             if let Some(first) = ranks[..second].iter().position(|(other, _)| other == device) {
-                let device = B::describe(device).name;
+                let device = B::describe(device).label();
                 return Err(ApiMisuse::SharedDevice { first, second, device }.into());
             }
         }

@@ -22,10 +22,10 @@ use crate::backend::Backend;
 use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
-use crate::kernel::{Algorithm, GroupParams};
+use crate::kernel::{Algorithm, FLAG_ORDERED, GroupParams};
 use crate::layout::{
     CONTROL_BYTES, CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line, NUM_BARRIER_DOMAINS,
-    SCRATCH_OFFSET, Signal,
+    SCRATCH_OFFSET, SIGNAL_START, Signal,
 };
 use crate::plan::{self, Plan};
 use crate::settings::Settings;
@@ -212,8 +212,9 @@ impl<B: Backend> Communicator<B> {
     pub fn preset_counters(&mut self, value: u32) -> Result<()> {
         let member = &self.group.members[self.rank];
         let counters = offset_of!(Signal, lamport_state);
-        let lines = (CONTROL_OFFSET + offset_of!(Control, line_counter))..(CONTROL_OFFSET + CONTROL_BYTES);
-        B::fill(&member.service, &member.memory, 0, counters, value)?;
+        let control = SIGNAL_START + CONTROL_OFFSET;
+        let lines = (control + offset_of!(Control, line_counter))..(control + CONTROL_BYTES);
+        B::fill(&member.service, &member.memory, SIGNAL_START, counters, value)?;
         B::fill(&member.service, &member.memory, lines.start, lines.len(), value)?;
         B::synchronize(&member.service)
     }
@@ -229,7 +230,7 @@ impl<B: Backend> Communicator<B> {
             return Err(ApiMisuse::LamportFlag(value).into());
         }
         let member = &self.group.members[self.rank];
-        let flag = offset_of!(Signal, lamport_state) + offset_of!(LamportState, flag);
+        let flag = SIGNAL_START + offset_of!(Signal, lamport_state) + offset_of!(LamportState, flag);
         B::fill(&member.service, &member.memory, flag, 4, value)?;
         B::synchronize(&member.service)
     }
@@ -244,7 +245,7 @@ impl<B: Backend> Communicator<B> {
         };
         // In one process an address means the same to every device.
         for (base, member) in params.base.iter_mut().zip(&group.members) {
-            *base = B::address(&member.memory);
+            *base = B::address(&member.memory) + SIGNAL_START as u64;
         }
         params.own = params.base[rank];
         Communicator {
@@ -265,7 +266,7 @@ impl<B: Backend> Communicator<B> {
         let shares = if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 };
         // A multiple of 128, the GPUs' cache line, so that shares do not meet in one.
         let share = (self.settings.scratch_bytes as u64 / shares) & !127;
-        let scratch_offset = SCRATCH_OFFSET as u64 + share * u64::from(domain);
+        let scratch_offset = (SCRATCH_OFFSET - SIGNAL_START) as u64 + share * u64::from(domain);
         let control = self.params.own + CONTROL_OFFSET as u64;
         let line_counters = control + (offset_of!(Control, line_counter) + domain as usize * LINE_COUNTER_BYTES) as u64;
         let lines = CONTROL_OFFSET + offset_of!(Control, lines) + domain as usize * LINES_BYTES;
@@ -273,6 +274,7 @@ impl<B: Backend> Communicator<B> {
             control,
             line_counters,
             lines: self.params.own + lines as u64,
+            flags: if self.settings.ordered_barriers { FLAG_ORDERED } else { 0 },
             line_out: (lines + self.rank * size_of::<Line>()) as u32,
             domain,
             scratch_offset,
@@ -327,7 +329,7 @@ impl<B: Backend> Communicator<B> {
     }
 
     fn wrong_device(&self, what: &'static str, found: &B::Device) -> Error {
-        let name = |device| B::describe(device).name;
+        let name = |device| B::describe(device).label();
         ApiMisuse::WrongDevice { what, found: name(found), expected: name(self.device()) }.into()
     }
 

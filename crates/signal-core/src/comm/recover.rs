@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{ApiMisuse, Rendezvous, Result};
-use crate::layout::{MAX_GPUS, Signal};
+use crate::layout::{MAX_GPUS, SIGNAL_START, Signal};
 
 use super::Communicator;
 use super::group::Group;
@@ -113,6 +113,6 @@ fn drain<B: Backend>(group: &Group<B>) -> Result<()> {
 /// Prepares a rank's memory as it was when the group was made.
 fn prepare<B: Backend>(group: &Group<B>, rank: usize) -> Result<()> {
     let member = &group.members[rank];
-    Signal::init_signal_buffer::<B>(&member.service, &member.memory, 0, rank, group.members.len())?;
+    Signal::init_signal_buffer::<B>(&member.service, &member.memory, SIGNAL_START, rank, group.members.len())?;
     member.host.reset()
 }
