@@ -20,7 +20,7 @@ constexpr uint32_t kLamportState = offsetof(Signal, lamport_state);
 constexpr uint32_t kLamportRegion = offsetof(Signal, lamport_region);
 // A call of more packs clears those above by itself, right after reading them, so that a small call behind a large one has
 // little to clear.
-constexpr uint32_t kMostLeftToClear = 1024;
+constexpr uint32_t kMostLeftToClear = 256;
 
 SIGNAL_DEVICE flag_t next_flag(flag_t flag) {
 #ifdef SIGNAL_MUTANT_LAMPORT_FLAG_WRAPS_LATE
