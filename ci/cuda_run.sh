@@ -34,7 +34,7 @@ step() {
 }
 
 step doctor 60 ./signal doctor
-step suite 240 ./suite --test-threads=1
+step suite 240 ./suite --test-threads=1 --nocapture
 step call 60 ./call
 step behind 60 ./behind
 for ranks in 2 4; do

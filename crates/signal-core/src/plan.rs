@@ -65,6 +65,8 @@ const TABLE: &[Row] = {
         // NVIDIA, two ranks on one device: swept on one H200, 2026-11-29 (benches/results). At 1 MiB one-stage is faster where
         // it can read the input in place, and much slower where it cannot, which a plan may not depend on.
         row((Nvidia, SHARED, 2), 4 << 10, Lamport, (128, 1, 64)),
+        row((Nvidia, SHARED, 2), 8 << 10, Lamport, (256, 1, 64)),
+        row((Nvidia, SHARED, 2), 128 << 10, Lamport, (64, 1, 128)),
         row((Nvidia, SHARED, 2), 1 << 20, Lamport, (256, 1, 128)),
         row((Nvidia, SHARED, 2), 2 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 8 << 10, OneStage, (256, 1, 64)),
