@@ -2,6 +2,7 @@
 #include "platform.h"
 
 #include "../signal/all_reduce.h"
+#include "../signal/check.h"
 #include "../signal/lamport.h"
 #include "../signal/probe.h"
 

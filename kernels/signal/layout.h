@@ -89,7 +89,7 @@ static_assert(offsetof(HostControl, record) == 16, "layout");
 static_assert(sizeof(FaultRecord) == 96, "layout");
 static_assert(sizeof(HostControl) == 112, "layout");
 
-enum Status : uint32_t { kRunning = 0, kExpired = 1, kWoken = 2, kRequested = 3 };
+enum Status : uint32_t { kRunning = 0, kExpired = 1, kWoken = 2, kRequested = 3, kMismatch = 4 };
 
 constexpr uint64_t kAbortRaised = uint64_t(1) << 63;
 

@@ -11,6 +11,7 @@ enum Operation : uint32_t {
   kOpAllReduceOneStage = 3,
   kOpAllReduceTwoStage = 4,
   kOpAllReduceLamport = 5,
+  kOpCheck = 6,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
@@ -51,6 +52,11 @@ struct BarrierProbeParams {
   uint32_t reserved;
 };
 
+struct CheckParams {
+  GroupParams group;
+  uint64_t description[2];
+};
+
 struct PeerProbeParams {
   uint64_t remote;
   uint64_t mismatches;
@@ -77,6 +83,7 @@ static_assert(offsetof(GroupParams, domain) == 156, "params");
 static_assert(sizeof(BarrierParams) == 160, "params");
 static_assert(sizeof(BarrierProbeParams) == 184, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
+static_assert(sizeof(CheckParams) == 176, "params");
 static_assert(sizeof(AllReduceParams) == 272, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
 

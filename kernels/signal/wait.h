@@ -66,8 +66,9 @@ struct Member {
   }
   SIGNAL_DEVICE HostControl* host() const { return reinterpret_cast<HostControl*>(group.host_control); }
 
-  // Counts the call, for fault records. One thread of block 0 does it.
+  // Counts the call, for fault records. One thread of block 0 does it. A check is none.
   SIGNAL_DEVICE void count_call() const {
+    if (operation == kOpCheck) return;
     // Opaque, so that nobody else waits for the word to be loaded and added to.
     platform::store_relaxed(sequence_word(), platform::opaque(sequence) + 1);
   }
@@ -105,6 +106,26 @@ struct Seen {
   uint32_t seen;
 };
 
+SIGNAL_DEVICE uint64_t raised_word(const GroupParams& g, uint32_t missing, uint32_t sequence) {
+  return kAbortRaised | uint64_t(g.rank) << 48 | uint64_t(missing) << 40 | uint64_t(g.domain) << 32 | sequence;
+}
+
+// The host's copy of a fault: the rest of the record, and the status behind it. For the thread that has claimed it.
+SIGNAL_DEVICE void publish_fault(const Member& m, uint32_t phase, uint64_t word, uint32_t status) {
+  HostControl* const host = m.host();
+  FaultRecord& record = host->record;
+  platform::store_relaxed(&record.abort, word);
+  platform::store_relaxed(&record.operation, m.operation);
+  platform::store_relaxed(&record.sequence, platform::load_relaxed(m.sequence_word()));
+  platform::store_relaxed(&record.domain, m.group.domain);
+  platform::store_relaxed(&record.block, platform::block_id());
+  platform::store_relaxed(&record.phase, phase);
+  platform::store_relaxed(&record.missing, uint32_t(word >> 40) & 0xff);
+  // Release: pairs with the host's acquire load of the status, behind which it reads the record. A relaxed store could
+  // show the status before the record.
+  platform::signal_release(&host->status, status);
+}
+
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
 // that its other blocks leave and its later kernels return at once, and at last at the peers.
 //
@@ -126,23 +147,13 @@ SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, 
   }
 
   uint32_t status = kWoken;
-  const uint32_t sequence = platform::load_relaxed(m.sequence_word());
   uint64_t word = platform::load_relaxed(m.abort_word());
   if (word == 0) {
     const bool requested = platform::load_relaxed(&host->abort_request) != 0;
     status = requested ? kRequested : kExpired;
-    word = kAbortRaised | uint64_t(g.rank) << 48 | uint64_t(requested ? 0 : late) << 40 | uint64_t(g.domain) << 32 | sequence;
+    word = raised_word(g, requested ? 0 : late, platform::load_relaxed(m.sequence_word()));
   }
-  platform::store_relaxed(&record.abort, word);
-  platform::store_relaxed(&record.operation, m.operation);
-  platform::store_relaxed(&record.sequence, sequence);
-  platform::store_relaxed(&record.domain, g.domain);
-  platform::store_relaxed(&record.block, platform::block_id());
-  platform::store_relaxed(&record.phase, phase);
-  platform::store_relaxed(&record.missing, uint32_t(word >> 40) & 0xff);
-  // Release: pairs with the host's acquire load of the status, behind which it reads the record. A relaxed store could
-  // show the status before the record.
-  platform::signal_release(&host->status, status);
+  publish_fault(m, phase, word, status);
 
   if (status == kWoken) return;  // whoever raised it tells the others
   platform::store_relaxed(m.abort_word(), word);

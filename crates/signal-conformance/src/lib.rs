@@ -116,6 +116,9 @@ macro_rules! suite {
                     recover_with_a_thread_a_rank,
                     recover_after_an_abort,
                     misuse_recover;
+                check:
+                    check_names_both_calls,
+                    check_lets_equal_calls_through;
                 misuse:
                     misuse_lengths_and_ranges,
                     misuse_buffers,

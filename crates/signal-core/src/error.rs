@@ -29,6 +29,19 @@ pub enum Error {
     /// A wait ended without its peers, here or on the rank that reported it. Results of the call are unspecified.
     #[error("{0}")]
     Timeout(Arc<Timeout>),
+    /// Ranks made different calls. Found before any data moved, on every rank, where
+    /// [`Settings::check`](crate::Settings::check) is on.
+    #[error("rank {rank} calls {ours}, but rank {other} calls {theirs}")]
+    RankMismatch {
+        /// This rank.
+        rank: usize,
+        /// What it called.
+        ours: String,
+        /// The lowest rank that called something else.
+        other: usize,
+        /// What that was.
+        theirs: String,
+    },
     /// The host asked this communicator to abort.
     #[error("rank {rank}: aborted on request of rank {by}")]
     Aborted {

@@ -56,6 +56,8 @@ pub enum Kernel {
     BarrierProbe,
     /// Stores to and loads from a peer's memory ([`PeerProbeParams`]).
     PeerProbe,
+    /// The comparison of the ranks' calls in checked mode ([`CheckParams`]).
+    Check,
     /// An all-reduce ([`AllReduceParams`]); with [`Algorithm::Lamport`] for more than [`SMALL_WORLD`](Self::SMALL_WORLD)
     /// ranks.
     AllReduce(Algorithm, ReduceOp, Dtype),
@@ -68,10 +70,11 @@ pub enum Kernel {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
+    "signal_check",
     "signal_all_reduce_one_stage_sum_f32",
     "signal_all_reduce_one_stage_sum_f16",
     "signal_all_reduce_one_stage_sum_bf16",
@@ -102,6 +105,7 @@ impl Kernel {
             Kernel::Barrier => 0,
             Kernel::BarrierProbe => 1,
             Kernel::PeerProbe => 2,
+            Kernel::Check => 3,
             Kernel::AllReduce(algorithm, op, dtype) => Self::typed_index(algorithm as usize, op, dtype),
             Kernel::AllReduceSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len(), op, dtype),
             Kernel::AllReduceLamportSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len() + 1, op, dtype),
@@ -110,7 +114,7 @@ impl Kernel {
 
     /// Position in the `form`th group of kernels, of which each has one for each operator and type.
     const fn typed_index(form: usize, op: ReduceOp, dtype: Dtype) -> usize {
-        3 + (form * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
+        4 + (form * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
     }
 
     /// Every kernel, in catalogue order.
@@ -121,8 +125,8 @@ impl Kernel {
             .flat_map(move |algorithm| typed().map(move |(op, dtype)| Kernel::AllReduce(algorithm, op, dtype)));
         let small = typed().map(|(op, dtype)| Kernel::AllReduceSmall(op, dtype));
         let lamport_small = typed().map(|(op, dtype)| Kernel::AllReduceLamportSmall(op, dtype));
-        let probes = [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe];
-        probes.into_iter().chain(all_reduces).chain(small).chain(lamport_small)
+        let untyped = [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe, Kernel::Check];
+        untyped.into_iter().chain(all_reduces).chain(small).chain(lamport_small)
     }
 
     /// Entry name in every image.
@@ -151,6 +155,8 @@ pub enum Operation {
     AllReduceTwoStage = 4,
     /// A Lamport all-reduce.
     AllReduceLamport = 5,
+    /// The comparison of calls in checked mode.
+    Check = 6,
 }
 
 impl Operation {
@@ -162,6 +168,7 @@ impl Operation {
             3 => "one-stage all-reduce",
             4 => "two-stage all-reduce",
             5 => "lamport all-reduce",
+            6 => "check of a call",
             _ => "unknown operation",
         }
     }
@@ -269,6 +276,16 @@ pub struct BarrierProbeParams {
     pub reserved: u32,
 }
 
+/// Parameters of [`Kernel::Check`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct CheckParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// What this rank is about to call; the highest bit of each word is clear.
+    pub description: [u64; 2],
+}
+
 /// Parameters of [`Kernel::PeerProbe`], which needs no group: it proves that `remote` can be written and read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -318,6 +335,7 @@ const _: () = {
     assert!(size_of::<BarrierParams>() == 160);
     assert!(size_of::<BarrierProbeParams>() == 184);
     assert!(size_of::<PeerProbeParams>() == 32);
+    assert!(size_of::<CheckParams>() == 176);
     assert!(size_of::<AllReduceParams>() == 272);
     assert!(offset_of!(AllReduceParams, view) == 208);
 };

@@ -210,6 +210,8 @@ pub enum FaultStatus {
     Woken = 2,
     /// The host asked for it.
     Requested = 3,
+    /// In checked mode: a rank made another call. `expected` and `seen` hold both descriptions, two words of 64 bits each.
+    Mismatch = 4,
 }
 
 /// The 64-bit abort word: who raised it, whom it misses, in which call.

@@ -26,6 +26,10 @@ pub struct Settings {
     /// `SIGNAL_ORDERED`, 0 (default) or 1: every barrier releases and acquires at system scope, also where the protocol does
     /// not need it. To compare, and to rule a suspicion out.
     pub ordered_barriers: bool,
+    /// `SIGNAL_CHECK`, 0 (default) or 1: before each call the ranks compare what they call, and a difference is
+    /// [`Error::RankMismatch`](crate::Error::RankMismatch) on all of them instead of a wrong result or a timeout. Costs a
+    /// kernel and two barriers a call.
+    pub check: bool,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -64,6 +68,7 @@ impl Settings {
             ("SIGNAL_DOMAINS", &mut settings.domains),
             ("SIGNAL_EARLY_LAUNCH", &mut settings.early_launch),
             ("SIGNAL_ORDERED", &mut settings.ordered_barriers),
+            ("SIGNAL_CHECK", &mut settings.check),
         ];
         for (name, switch) in switches {
             if let Some(v) = value(name) {
@@ -113,7 +118,7 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 8] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 9] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
@@ -122,6 +127,7 @@ impl Settings {
             ("SIGNAL_ALGO", self.algorithm.map_or("auto", Algorithm::name).to_owned()),
             ("SIGNAL_EARLY_LAUNCH", u32::from(self.early_launch).to_string()),
             ("SIGNAL_ORDERED", u32::from(self.ordered_barriers).to_string()),
+            ("SIGNAL_CHECK", u32::from(self.check).to_string()),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -137,6 +143,7 @@ impl Default for Settings {
             algorithm: None,
             early_launch: true,
             ordered_barriers: false,
+            check: false,
             blocks: None,
             threads: None,
         }
@@ -178,6 +185,7 @@ mod tests {
             ("SIGNAL_ALGO", "two-stage"),
             ("SIGNAL_EARLY_LAUNCH", "0"),
             ("SIGNAL_ORDERED", "1"),
+            ("SIGNAL_CHECK", "1"),
             ("SIGNAL_BLOCKS", "3"),
             ("SIGNAL_THREADS", " 4 "),
         ]);
@@ -188,6 +196,7 @@ mod tests {
             algorithm: Some(Algorithm::TwoStage),
             early_launch: false,
             ordered_barriers: true,
+            check: true,
             blocks: Some(3),
             threads: Some(4),
         };
@@ -209,6 +218,7 @@ mod tests {
             ("SIGNAL_DOMAINS", "yes"),
             ("SIGNAL_EARLY_LAUNCH", "2"),
             ("SIGNAL_ORDERED", "on"),
+            ("SIGNAL_CHECK", "true"),
             ("SIGNAL_ALGO", "ring"),
             ("SIGNAL_BLOCKS", "0"),
             ("SIGNAL_THREADS", "-4"),

@@ -74,11 +74,11 @@ fn dawdle(rng: &mut Rng) {
 }
 
 /// A thread for each rank runs its program without ever waiting, falling behind and catching up at random; at the end
-/// every output of every call is checked (B11, B14).
+/// every output of every call is checked (B11, B14). Once in checked mode.
 pub fn random_programs<B: Backend>(rig: &Rig<B>) {
     for (ranks, calls) in [(2, 300), (3, 200), (8, 60)] {
         let mut rng = Rng::new(ranks as u64);
-        let mut world = rig.world_with(ranks, |s| s.scratch_bytes = 128 << 10);
+        let mut world = rig.world_with(ranks, |s| (s.scratch_bytes, s.check) = (128 << 10, ranks == 3));
         let program = program(&mut world, &mut rng, scaled(calls));
         world.threads(program, |rank, mut steps, comm, stream| {
             let mut rng = Rng::new(1000 + rank as u64);

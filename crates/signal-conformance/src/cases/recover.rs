@@ -37,7 +37,7 @@ fn fail<B: Backend>(world: &mut World<B>, operation: Operation, absent: usize) {
 }
 
 /// Calls of every kind, each checked.
-fn many_calls<B: Backend>(world: &mut World<B>, calls: u32, seed: u64) {
+pub(crate) fn many_calls<B: Backend>(world: &mut World<B>, calls: u32, seed: u64) {
     let mut rng = Rng::new(seed);
     let ranks = world.ranks();
     for _ in 0..calls {

@@ -25,9 +25,10 @@ pub fn misuse_world_sizes<B: Backend>(rig: &Rig<B>) {
 
 /// Each setting that ranks have to share, by name, with both values (P4, B68).
 pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
-    let changes: [Change; 8] = [
+    let changes: [Change; 9] = [
         ("SIGNAL_EARLY_LAUNCH", |s| s.early_launch = false),
         ("SIGNAL_ORDERED", |s| s.ordered_barriers = true),
+        ("SIGNAL_CHECK", |s| s.check = true),
         ("SIGNAL_SCRATCH", |s| s.scratch_bytes *= 2),
         ("SIGNAL_TIMEOUT", |s| s.timeout += Duration::from_secs(1)),
         ("SIGNAL_DOMAINS", |s| s.domains = true),

@@ -10,13 +10,14 @@ use crate::buffer::{DeviceBuffer, Slice, SliceMut};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::{
-    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, FLAG_ALLOW_NEXT, FLAG_STAGED, GroupParams, Kernel,
-    Phase,
+    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, FLAG_ALLOW_NEXT, FLAG_STAGED,
+    GroupParams, Kernel, Phase,
 };
 use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
 use crate::plan::Plan;
 use crate::signal::check_domain;
 
+use super::check::Description;
 use super::{Communicator, Symmetric};
 
 /// What one call does differently. Every rank must pass the same options for the same call.
@@ -142,8 +143,9 @@ impl<'c, B: Backend> Call<'c, B> {
         let threads = self.comm.group.whole_wave(threads);
         let group = self.begin(blocks, threads)?;
         let params = BarrierParams { group };
+        let described = Some(Description::barrier(blocks, threads));
         // SAFETY: the parameters are the barrier's, and name no memory but the group's.
-        unsafe { self.launch(stream, Kernel::Barrier, blocks, threads, bytes_of(&params), None, &[]) }
+        unsafe { self.launch(stream, described, Kernel::Barrier, blocks, threads, bytes_of(&params), None, &[]) }
     }
 
     /// Enqueues a test of the barriers: in each round every thread leaves a token for its peers, meets them, checks
@@ -181,7 +183,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let uses = [mismatches.memory()];
         // SAFETY: the parameters are the probe's; the tokens fit the scratch and the counts fit `mismatches`, which
         // `uses` keeps alive and which the caller has lent exclusively.
-        unsafe { self.launch(stream, Kernel::BarrierProbe, blocks, threads, bytes_of(&params), None, &uses) }
+        unsafe { self.launch(stream, None, Kernel::BarrierProbe, blocks, threads, bytes_of(&params), None, &uses) }
     }
 
     fn all_reduce_slices<T: Element>(
@@ -219,8 +221,9 @@ impl<'c, B: Backend> Call<'c, B> {
         let plan = self.comm.plan_with(&self.options, count, dtype);
         let group = self.begin(plan.blocks, plan.threads)?;
         let bytes = operands.check()?;
+        let described = Description::all_reduce(&plan, count, dtype, op);
         if count == 0 {
-            return Ok(());
+            return self.check_alone(stream, described);
         }
         if plan.algorithm == Algorithm::Lamport {
             check_lamport(bytes, group.domain)?;
@@ -248,11 +251,10 @@ impl<'c, B: Backend> Call<'c, B> {
             params.group.flags |= FLAG_STAGED;
         }
         let kernel = kernel_for(&plan, &params, op, dtype);
+        let (blocks, threads, readable) = (plan.blocks, plan.threads, readable.map(|s| &**s));
         // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
         // the symmetric buffer or this rank's scratch, which the launch keeps alive.
-        unsafe {
-            self.launch(stream, kernel, plan.blocks, plan.threads, bytes_of(&params), readable.map(|s| &**s), uses)
-        }
+        unsafe { self.launch(stream, Some(described), kernel, blocks, threads, bytes_of(&params), readable, uses) }
     }
 
     /// Checks what all calls have in common, and gives the parameters that they share, for a grid of `blocks` of `threads`.
@@ -278,12 +280,36 @@ impl<'c, B: Backend> Call<'c, B> {
         if device != *self.comm.device() { Err(self.comm.wrong_device(what, &device)) } else { Ok(()) }
     }
 
+    /// In checked mode a call without elements is compared too, since the peers' may have some.
+    fn check_alone(self, stream: &B::Stream, described: Description) -> Result<()> {
+        if !self.comm.checks() {
+            return Ok(());
+        }
+        self.comm.check_poison()?;
+        self.comm.take_stream(self.options.domain, stream)?;
+        self.launch_check(stream, described)
+    }
+
+    /// Enqueues the comparison of this call with the peers'.
+    fn launch_check(&self, stream: &B::Stream, described: Description) -> Result<()> {
+        let comm = &self.comm;
+        let (grid, threads) = (1, comm.group.whole_wave(1));
+        let params = CheckParams { group: self.begin(grid, threads)?, description: described.words() };
+        let early = comm.allows_early(grid, threads);
+        let uses = comm.group_memory();
+        let params = bytes_of(&params);
+        let launch = Launch { kernel: Kernel::Check, grid, threads, params, early, uses: uses.as_slice() };
+        // SAFETY: the parameters are the check's, and name no memory but the group's, which is in the list.
+        unsafe { B::launch(stream, &comm.module, &launch) }
+    }
+
     /// # Safety
     /// As [`Backend::launch`]; the group's memory and that of `symmetric` are added to `uses` here.
     #[allow(clippy::too_many_arguments)] // each is a field of the launch
     unsafe fn launch(
         self,
         stream: &B::Stream,
+        described: Option<Description>,
         kernel: Kernel,
         grid: u32,
         threads: u32,
@@ -291,12 +317,14 @@ impl<'c, B: Backend> Call<'c, B> {
         symmetric: Option<&Symmetric<B>>,
         uses: &[&B::Buffer],
     ) -> Result<()> {
+        self.comm.group.budget.check(grid, threads)?;
+        self.comm.check_poison()?;
+        self.comm.take_stream(self.options.domain, stream)?;
+        if let Some(described) = described.filter(|_| self.comm.checks()) {
+            self.launch_check(stream, described)?;
+        }
         let comm = self.comm;
-        comm.group.budget.check(grid, threads)?;
-        comm.check_poison()?;
-        comm.take_stream(self.options.domain, stream)?;
-        let mut all = BufferList::new(comm.group.members[comm.rank].host.memory());
-        all.extend(comm.group.members.iter().map(|member| &member.memory));
+        let mut all = comm.group_memory();
         all.extend(symmetric.iter().flat_map(|s| s.all_memory()));
         all.extend(uses.iter().copied());
         let early = comm.allows_early(grid, threads);
@@ -373,17 +401,17 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams) -> u64 {
 const MAX_BUFFERS: usize = 1 + 2 * MAX_GPUS + 2;
 
 /// Memory that one launch uses, gathered without a heap allocation.
-struct BufferList<'a, T> {
+pub(super) struct BufferList<'a, T> {
     items: [&'a T; MAX_BUFFERS],
     len: usize,
 }
 
 impl<'a, T: 'a> BufferList<'a, T> {
-    fn new(first: &'a T) -> Self {
+    pub(super) fn new(first: &'a T) -> Self {
         BufferList { items: [first; MAX_BUFFERS], len: 1 }
     }
 
-    fn extend(&mut self, items: impl IntoIterator<Item = &'a T>) {
+    pub(super) fn extend(&mut self, items: impl IntoIterator<Item = &'a T>) {
         for item in items {
             debug_assert!(self.len < MAX_BUFFERS);
             self.items[self.len] = item;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytemuck::Zeroable;
 
+use super::check::Description;
 use crate::backend::{Backend, MemoryKind};
 use crate::error::{Error, Result, Timeout};
 use crate::kernel::{Operation, Phase};
@@ -86,6 +87,11 @@ impl<B: Backend> HostBlock<B> {
             *word = self.word32(offset_of!(HostControl, record) + 4 * i)?.load(Ordering::Relaxed);
         }
         let abort = AbortWord(record.abort);
+        if status == FaultStatus::Mismatch as u32 {
+            let other = abort.missing().trailing_zeros() as usize;
+            let [ours, theirs] = [record.expected, record.seen].map(|words| Description::from_words(words).to_string());
+            return Ok(Some(Error::RankMismatch { rank, ours, other, theirs }));
+        }
         if record.missing == 0 {
             return Ok(Some(Error::Aborted { rank, by: abort.reporter() }));
         }

@@ -2,6 +2,7 @@
 
 mod builder;
 mod call;
+mod check;
 mod fault;
 mod group;
 mod recover;
@@ -13,6 +14,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use bytemuck::{Pod, Zeroable};
 
 pub use self::builder::Builder;
+use self::call::BufferList;
 pub use self::call::{BarrierProbe, Call, CallOptions};
 pub use self::fault::AbortHandle;
 use self::group::Group;
@@ -287,6 +289,18 @@ impl<B: Backend> Communicator<B> {
     /// peer's early kernel takes room that this rank's may need.
     fn allows_early(&self, blocks: u32, threads: u32) -> bool {
         self.settings.early_launch && self.group.budget.has_room_for_next(blocks, threads)
+    }
+
+    /// Whether calls are compared with the peers' first.
+    fn checks(&self) -> bool {
+        self.settings.check && self.world_size() > 1
+    }
+
+    /// What every kernel of the group may touch.
+    fn group_memory(&self) -> BufferList<'_, B::Buffer> {
+        let mut memory = BufferList::new(self.group.members[self.rank].host.memory());
+        memory.extend(self.group.members.iter().map(|member| &member.memory));
+        memory
     }
 
     /// Fails once there is a fault: with the fault itself if the user has not been told yet, then with

@@ -1,0 +1,65 @@
+// The comparison of calls before any of them moves data: checked mode (DESIGN P4 asks that all ranks make the same call).
+#pragma once
+
+#include "barrier.h"
+
+namespace signal_comm {
+
+// One word of a call's description, to every peer. Its highest bit is clear: behind a barrier that bit says that a peer did
+// not come.
+struct DescriptionWord {
+  uint64_t word;
+
+  static constexpr bool kHasPlace = true;
+
+  SIGNAL_DEVICE uint64_t to(uint32_t) const { return word; }
+  SIGNAL_DEVICE uint64_t to_first() const { return word; }
+  SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
+};
+
+// Tells the host which rank makes another call, and what that is; then this rank's kernels return at once. The peers are not
+// told: each of them finds the difference by itself, and names it.
+SIGNAL_COLD void report_mismatch(const CheckParams& p, uint32_t peer, uint64_t first, uint64_t second) {
+  const GroupParams& g = p.group;
+  const Member m(g, kOpCheck);
+  if (!platform::claim(m.claim_word())) return;
+  FaultRecord& record = m.host()->record;
+  const uint64_t own[2] = {p.description[0], p.description[1]};
+  const uint64_t theirs[2] = {first, second};
+  SIGNAL_UNROLL
+  for (uint32_t i = 0; i < 4; i++) {
+    platform::store_relaxed(&record.expected[i], uint32_t(own[i / 2] >> (i % 2 * 32)));
+    platform::store_relaxed(&record.seen[i], uint32_t(theirs[i / 2] >> (i % 2 * 32)));
+  }
+  const uint64_t word = raised_word(g, 1u << peer, platform::load_relaxed(m.sequence_word()));
+  publish_fault(m, kPhaseStart, word, kMismatch);
+  platform::store_relaxed(m.abort_word(), word);
+}
+
+// Every rank hears every other's description, so all find a difference, and whether one left early makes none of them wait.
+SIGNAL_DEVICE void check_kernel(const CheckParams& p) {
+  SIGNAL_SHARED(BlockShared, shared);
+  const GroupParams& g = p.group;
+  Member m(g, kOpCheck);
+  Barriers<LineBarrier> barriers(m, shared);
+  begin(m, barriers);
+
+  barriers.run(kPhaseStart, false, Turn::kFirst, DescriptionWord{p.description[0]});
+  platform::block_sync();
+  test_delay(m, kPhaseStart);
+  if (!barriers.complete()) return;
+  uint64_t first[kMaxGpus];
+  SIGNAL_UNROLL
+  for (uint32_t r = 0; r < kMaxGpus; r++) first[r] = r < g.world ? shared.source[r] : 0;
+
+  barriers.run(kPhaseMiddle, false, Turn::kBetween, DescriptionWord{p.description[1]});
+  platform::block_sync();
+  if (!barriers.complete() || platform::thread_id() != 0) return;
+  SIGNAL_UNROLL
+  for (uint32_t r = 0; r < kMaxGpus; r++) {
+    if (r >= g.world || (first[r] == p.description[0] && shared.source[r] == p.description[1])) continue;
+    return report_mismatch(p, r, first[r], shared.source[r]);
+  }
+}
+
+}  // namespace signal_comm
