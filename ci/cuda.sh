@@ -28,8 +28,10 @@ pack() {
   cp "$(built build --example tensor_parallel)" "$dir/tensor_parallel"
   cp "$(built build --bench call)" "$dir/call"
   cp "$(built build --bench behind)" "$dir/behind"
+  cp "$(built build --bench bounded)" "$dir/bounded"
+  "$nvcc" -std=c++17 -O3 -fmad=false -arch=sm_90 -cubin -DSIGNAL_UNBOUNDED_WAITS -o "$dir/unbounded.cubin" kernels/cuda/kernels.cu
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
-  for program in signal suite tensor_parallel call behind floor; do strip "$dir/$program"; done
+  for program in signal suite tensor_parallel call behind bounded floor; do strip "$dir/$program"; done
   cp "$(find_fixture)" "$dir/minilm.safetensors"
   cp ci/cuda_run.sh "$dir/run.sh"
   local commit

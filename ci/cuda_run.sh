@@ -2,10 +2,10 @@
 # Runs what ci/cuda.sh has packed beside this script, on a machine with an NVIDIA driver. Prints a short table; whole logs
 # go to $OUT (logs/). Every program has a deadline of its own.
 #
-#   bash run.sh [STEP...]   all steps, or those named: doctor suite call behind minilm memcheck floor bench
+#   bash run.sh [STEP...]   all steps, or those named: doctor suite call behind bounded minilm memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
-chosen=" ${*:-doctor suite call behind minilm memcheck floor bench} "
+chosen=" ${*:-doctor suite call behind bounded minilm memcheck floor bench} "
 wanted() { [[ $chosen == *" $1 "* ]]; }
 OUT=${OUT:-logs}
 mkdir -p "$OUT"
@@ -37,6 +37,7 @@ step doctor 60 ./signal doctor
 step suite 240 ./suite --test-threads=1 --nocapture
 step call 60 ./call
 step behind 60 ./behind
+step bounded 60 ./bounded unbounded.cubin
 for ranks in 2 4; do
   example=(--ranks "$ranks")
   [ "$gpus" -ge "$ranks" ] || example+=(--share-devices)

@@ -81,6 +81,8 @@ stage_mutants() {
 
 stage_long() {
   SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host
+  # A thousand calls behind each fault.
+  SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
 }
 
 # A published package must hold all that its build needs.

@@ -250,7 +250,7 @@ struct Barriers {
         // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
         typename Kind::Word found;
         SIGNAL_NO_UNROLL
-        for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {
+        for (uint32_t polls = 0; !kBounded || polls < platform::kPollsPerCheck; polls++) {
           found = Kind::look(pair);
           if (found.is(pair.count)) break;
           platform::relax();

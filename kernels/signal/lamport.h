@@ -263,7 +263,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     Pack arrived[N];
     bool all = false;
     SIGNAL_NO_UNROLL
-    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {  // nothing but the polls, as in a barrier
+    for (uint32_t polls = 0; !kBounded || polls < platform::kPollsPerCheck; polls++) {  // nothing but the polls, as in a barrier
       all = mail.look(bytes, own, arrived);
       if (all) break;
       platform::relax();

@@ -12,6 +12,14 @@
 
 namespace signal_comm {
 
+// Whether the first polls of a wait are counted, behind which it watches clock and abort words. False in one build alone, which
+// benches/bounded.rs compares with the others.
+#ifdef SIGNAL_UNBOUNDED_WAITS
+constexpr bool kBounded = false;
+#else
+constexpr bool kBounded = true;
+#endif
+
 template <class V>
 SIGNAL_DEVICE V* at(uint64_t base, uint32_t offset) {
   return reinterpret_cast<V*>(base + offset);

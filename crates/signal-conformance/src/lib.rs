@@ -114,6 +114,7 @@ macro_rules! suite {
                     recover_after_a_missing_rank,
                     recover_with_a_late_rank,
                     recover_with_a_thread_a_rank,
+                    recover_after_a_stop_at_every_point,
                     recover_after_an_abort,
                     misuse_recover;
                 check:
@@ -146,7 +147,9 @@ macro_rules! suite {
                     streams_drop_behind_the_call,
                     streams_drop_one_rank_early,
                     streams_drop_idle_communicators,
-                    streams_buffers_come_and_go;
+                    streams_buffers_come_and_go,
+                    streams_one_thread_cannot_run_ahead,
+                    streams_fast_threads_wait;
             }
         }
     };

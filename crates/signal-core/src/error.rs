@@ -118,6 +118,22 @@ pub enum ApiMisuse {
     /// 0xFFFF_FFFF is no count of Lamport calls.
     #[error("{0:#x} is never the flag of the Lamport state")]
     LamportFlag(u32),
+    /// A rank's calls wait in its stream for those of a peer, and so many that the stream may soon take no more. Calls of all
+    /// ranks that come from one thread must take turns.
+    #[error(
+        "rank {rank} is {limit} calls ahead of rank {slowest}, {}",
+        if *same_thread { "whose calls come from the same thread: enqueue them in turns" } else { "which did not catch up" }
+    )]
+    RunAhead {
+        /// The rank that is ahead.
+        rank: usize,
+        /// The slowest rank.
+        slowest: usize,
+        /// Calls that a rank may be ahead.
+        limit: u64,
+        /// Whether both ranks' calls come from one thread, so that there is nothing to wait for.
+        same_thread: bool,
+    },
     /// A recovery takes all ranks of one group.
     #[error("{given} communicators are not all {world} ranks of one group: {found} of those are among them")]
     NotAllRanks {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use half::bf16;
 use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, Error, ReduceOp};
+use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceFamily, Error, Phase, ReduceOp};
 
 use crate::cases::fault::Operation;
 use crate::cases::misuse::refused;
@@ -126,6 +126,46 @@ pub fn recover_with_a_thread_a_rank<B: Backend>(rig: &Rig<B>) {
             world.threads(vec![(); ranks], |_, (), comm, _| comm.recover().unwrap());
             many_calls(&mut world, scaled(10), round);
         }
+    }
+}
+
+/// A rank stops for longer than the deadline at each point of each algorithm, on the host, whose kernels alone can be made to.
+/// The others name it, in this call or, where it had done its part, in the next; then all recover, and many calls are right.
+pub fn recover_after_a_stop_at_every_point<B: Backend>(rig: &Rig<B>) {
+    if B::describe(&rig.devices()[0]).family != DeviceFamily::Host {
+        eprintln!("not run: only the host image can hold a rank up inside a kernel");
+        return;
+    }
+    let points = [
+        (Algorithm::OneStage, Phase::Start), // its input is published, the peers' are not read
+        (Algorithm::OneStage, Phase::Exit),  // behind the last barrier
+        (Algorithm::TwoStage, Phase::Start),
+        (Algorithm::TwoStage, Phase::Middle), // between the stages
+        (Algorithm::TwoStage, Phase::Exit),
+        (Algorithm::Lamport, Phase::Start),    // before the push
+        (Algorithm::Lamport, Phase::Exchange), // before the advance
+    ];
+    for (index, (algorithm, at)) in points.into_iter().enumerate() {
+        let ranks = [2, 3][index % 2];
+        let mut world = short_lived(rig, ranks);
+        let stopped = index % ranks;
+        let mut buffers = world.alloc::<f32>(COUNT);
+        let operation = Operation::AllReduce(algorithm);
+        for delay in [Some((at, 3 * DEADLINE)), None] {
+            world.each(|rank, comm, stream| {
+                let delay = delay.filter(|_| rank == stopped);
+                operation.launch(comm, stream, &mut buffers[rank], |o| o.delay = delay)
+            });
+        }
+        for rank in (0..ranks).filter(|rank| *rank != stopped) {
+            let found = world.comms[rank].wait(&world.streams[rank]);
+            assert!(
+                matches!(&found, Err(Error::Timeout(t)) if t.missing == [stopped]),
+                "{algorithm}, rank {stopped} of {ranks} stops at {at:?}: {found:?}"
+            );
+        }
+        Communicator::recover_all(&mut world.comms).unwrap();
+        many_calls(&mut world, scaled(20), index as u64);
     }
 }
 

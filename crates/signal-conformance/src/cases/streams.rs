@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, Communicator, DeviceBuffer, Phase, ReduceOp};
+use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceBuffer, Error, Phase, ReduceOp};
 
 use crate::compare;
 use crate::exchange::{Exchange, Step, random_inputs, sum, works};
@@ -176,6 +176,57 @@ pub fn streams_buffers_come_and_go<B: Backend>(rig: &Rig<B>) {
                 comm.status().unwrap();
                 compare::assert_bits(&format!("rank {rank} of {ranks}, round {round}"), &found, &expected);
             }
+        });
+    }
+}
+
+/// One thread enqueues for one rank only: it is told before the stream takes no more, nothing is launched, and once the
+/// peers have their calls everything goes on.
+pub fn streams_one_thread_cannot_run_ahead<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        let mut world = rig.world(ranks);
+        let mut made = 0;
+        let limit = loop {
+            match world.comms[0].barrier(&world.streams[0]) {
+                Ok(()) => made += 1,
+                Err(Error::ApiMisuse(ApiMisuse::RunAhead { rank: 0, slowest: 1, limit, same_thread: true })) => {
+                    break limit;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        };
+        assert_eq!(made, limit);
+        // A graph may hold any number of calls, whatever the peers have captured.
+        let captured = world.capture(0, |comm, stream| (0..10).try_for_each(|_| comm.barrier(stream)));
+        for rank in 1..ranks {
+            (0..limit).for_each(|_| world.comms[rank].barrier(&world.streams[rank]).unwrap());
+        }
+        world.wait();
+        drop(captured);
+        works(&mut world);
+    }
+}
+
+/// A thread for each rank, of which one comes late: the others wait for it, whatever number of calls they make.
+pub fn streams_fast_threads_wait<B: Backend>(rig: &Rig<B>) {
+    const CALLS: usize = 3000;
+    for ranks in [2, 3] {
+        let mut world = rig.world(ranks);
+        let inputs = random_inputs::<f32>(ranks, 9, COUNT);
+        let expected = sum(&inputs);
+        world.threads(vec![(); ranks], |rank, (), comm, stream| {
+            let mut source = DeviceBuffer::<B, f32>::new(comm.device(), COUNT).unwrap();
+            let mut target = DeviceBuffer::<B, f32>::new(comm.device(), COUNT).unwrap();
+            source.write(stream, &inputs[rank]).unwrap();
+            if rank == ranks - 1 {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(Algorithm::Lamport), Some(1), Some(1)));
+            for _ in 0..scaled(CALLS as u32) {
+                comm.with(call).all_reduce(stream, &source, &mut target, ReduceOp::Sum).unwrap();
+            }
+            compare::assert_bits("behind many calls", &target.read(stream).unwrap(), &expected);
+            comm.status().unwrap();
         });
     }
 }

@@ -320,6 +320,7 @@ impl<'c, B: Backend> Call<'c, B> {
         self.comm.group.budget.check(grid, threads)?;
         self.comm.check_poison()?;
         self.comm.take_stream(self.options.domain, stream)?;
+        self.comm.keep_pace(stream)?;
         if let Some(described) = described.filter(|_| self.comm.checks()) {
             self.launch_check(stream, described)?;
         }

@@ -8,6 +8,7 @@ use crate::layout::NUM_BARRIER_DOMAINS;
 use crate::plan::Topology;
 
 use super::fault::HostBlock;
+use super::pace::Pace;
 use super::recover::MeetingPoint;
 use super::symmetric::PendingAllocations;
 
@@ -29,6 +30,7 @@ pub(crate) struct Group<B: Backend> {
     pub(crate) topology: Topology,
     pub(crate) budget: BlockBudget,
     pub(crate) meeting: MeetingPoint,
+    pub(crate) pace: Pace,
     pending: Mutex<PendingAllocations<B>>,
     streams: Mutex<Vec<RankStreams<B>>>,
 }
@@ -141,7 +143,9 @@ impl<B: Backend> RankStreams<B> {
 impl<B: Backend> Group<B> {
     pub(crate) fn new(members: Vec<Member<B>>, topology: Topology, budget: BlockBudget) -> Self {
         let streams = members.iter().map(|_| RankStreams::new()).collect();
+        let pace = Pace::new(members.len());
         Group {
+            pace,
             members,
             topology,
             budget,
@@ -190,6 +194,7 @@ impl<B: Backend> Group<B> {
 
     /// Notes that the rank's communicator is gone.
     pub(crate) fn leave(&self, rank: usize) {
+        self.pace.leave(rank);
         let mut streams = lock(&self.streams);
         streams[rank].alive = false;
         if streams.iter().all(|rank| !rank.alive) {

@@ -5,6 +5,7 @@ mod call;
 mod check;
 mod fault;
 mod group;
+mod pace;
 mod recover;
 mod symmetric;
 
@@ -294,6 +295,14 @@ impl<B: Backend> Communicator<B> {
     /// Whether calls are compared with the peers' first.
     fn checks(&self) -> bool {
         self.settings.check && self.world_size() > 1
+    }
+
+    /// Counts a call about to be launched on `stream`, or stops a rank that is far ahead of its peers.
+    fn keep_pace(&self, stream: &B::Stream) -> Result<()> {
+        if B::is_capturing(stream)? {
+            return Ok(()); // a graph takes any number, and peers capture theirs whenever they like
+        }
+        self.group.pace.step(self.rank, self.settings.timeout, || self.status())
     }
 
     /// What every kernel of the group may touch.

@@ -114,5 +114,6 @@ fn drain<B: Backend>(group: &Group<B>) -> Result<()> {
 fn prepare<B: Backend>(group: &Group<B>, rank: usize) -> Result<()> {
     let member = &group.members[rank];
     Signal::init_signal_buffer::<B>(&member.service, &member.memory, SIGNAL_START, rank, group.members.len())?;
+    group.pace.reset(rank);
     member.host.reset()
 }
