@@ -51,6 +51,14 @@ find_fixture() {
 # As root on Debian or Ubuntu what is missing is installed.
 can_install() { [ "$(id -u)" = 0 ] && have apt-get; }
 
+# Runs cargo on the host suite, Rust under AddressSanitizer: what is allocated, freed and handed to kernels and peers.
+cargo_test_asan() {
+  RUSTC_BOOTSTRAP=1 \
+    RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer" \
+    SIGNAL_TEST_SCALE="${SIGNAL_TEST_SCALE:-0.2}" \
+    cargo test -p signal-comm --test host --target "$(rustc -vV | sed -n 's/^host: //p')" "$@"
+}
+
 # Runs cargo on the host suite, Rust and kernels under ThreadSanitizer, which ends it with status 66 if it has reported.
 # `-Z` is for nightly compilers; RUSTC_BOOTSTRAP lets a stable one take it. Captured output is handed over through an
 # Arc, which ThreadSanitizer does not see through. It finds what it finds within few rounds, and multiplies their time.

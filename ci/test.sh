@@ -4,11 +4,11 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long package.
+# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long asan package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 STAGES=(fmt clippy docs images tests quickstart example tsan mutants)
-LONG_STAGES=(long package)
+LONG_STAGES=(long asan package)
 # Of the short stages together.
 LIMIT=$((25 * 60))
 
@@ -83,6 +83,10 @@ stage_long() {
   SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host
   # A thousand calls behind each fault.
   SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
+}
+
+stage_asan() {
+  cargo_test_asan --target-dir target/asan
 }
 
 # A published package must hold all that its build needs.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use signal_core::{Backend, Communicator, Result, Settings};
+use signal_core::{Backend, Communicator, DeviceFamily, Result, Settings};
 
 use crate::world::World;
 
@@ -97,6 +97,11 @@ pub(crate) fn settings() -> Settings {
 }
 
 impl<B: Backend> Rig<B> {
+    /// Whether kernels run on CPU threads: they alone have test hooks, and there each rank more takes its time.
+    pub(crate) fn is_host(&self) -> bool {
+        B::describe(&self.devices[0]).family == DeviceFamily::Host
+    }
+
     /// Every device once.
     pub(crate) fn devices(&self) -> &[B::Device] {
         &self.devices

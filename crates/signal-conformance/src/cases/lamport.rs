@@ -111,7 +111,7 @@ impl<B: Backend, T: Element> Sequence<B, T> {
 /// Ten thousand calls on two ranks without a wait between them, of random sizes, types, algorithms and grids, and fewer on
 /// more; a hundred thousand, and ten thousand on more ranks, on a GPU, where a call is short.
 pub fn lamport_ten_thousand_calls<B: Backend>(rig: &Rig<B>) {
-    let host = B::describe(&rig.devices()[0]).family == DeviceFamily::Host;
+    let host = rig.is_host();
     let calls = if host {
         [(2, 10_000), (3, 4000), (5, 1000), (8, 500)]
     } else {

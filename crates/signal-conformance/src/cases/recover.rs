@@ -5,7 +5,7 @@ use std::time::Duration;
 use half::bf16;
 use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceFamily, Error, Phase, ReduceOp};
+use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, Error, Phase, ReduceOp};
 
 use crate::cases::fault::Operation;
 use crate::cases::misuse::refused;
@@ -132,7 +132,7 @@ pub fn recover_with_a_thread_a_rank<B: Backend>(rig: &Rig<B>) {
 /// A rank stops for longer than the deadline at each point of each algorithm, on the host, whose kernels alone can be made to.
 /// The others name it, in this call or, where it had done its part, in the next; then all recover, and many calls are right.
 pub fn recover_after_a_stop_at_every_point<B: Backend>(rig: &Rig<B>) {
-    if B::describe(&rig.devices()[0]).family != DeviceFamily::Host {
+    if !rig.is_host() {
         eprintln!("not run: only the host image can hold a rank up inside a kernel");
         return;
     }
