@@ -4,11 +4,11 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long asan package.
+# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long asan bindings package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 STAGES=(fmt clippy docs images tests quickstart example tsan mutants)
-LONG_STAGES=(long asan package)
+LONG_STAGES=(long asan bindings package)
 # Of the short stages together.
 LIMIT=$((25 * 60))
 
@@ -87,6 +87,15 @@ stage_long() {
 
 stage_asan() {
   cargo_test_asan --target-dir target/asan
+}
+
+# The CUDA backend against the oldest bindings, some in between and the newest.
+stage_bindings() {
+  local version
+  for version in 12000 12080 13000; do
+    say "bindings: $version"
+    CUDARC_CUDA_VERSION=$version cargo clippy --quiet -p signal-cuda --target-dir target/bindings --all-targets -- -D warnings
+  done
 }
 
 # A published package must hold all that its build needs.
