@@ -18,6 +18,7 @@ MUTANTS=(
   "SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT       plain  lamport_sizes"
   "SIGNAL_MUTANT_LAMPORT_SENDS_ANY_WORD    plain  lamport_words"
   "SIGNAL_MUTANT_LAMPORT_ADVANCES_AT_ONCE  plain  lamport_ten"
+  "SIGNAL_MUTANT_STAGES_AFTER_A_FAULT      plain  timeout_leaves_staged"
 )
 # Seconds for one run of the filtered tests. A mutant has to be noticed by a test, not by this.
 RUN_LIMIT=180

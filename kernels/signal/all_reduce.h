@@ -34,6 +34,17 @@ SIGNAL_DEVICE Window window_at(const AllReduceParams& p, uint64_t first) {
 
 SIGNAL_DEVICE bool is_staged(const AllReduceParams& p) { return (p.group.flags & kFlagStaged) != 0; }
 
+// Whether to copy the input to the scratch. Not once a fault is known: a call that gave up waiting for a peer left the scratch to
+// it, and a peer that is merely slow reads it yet, and would take what is staged now for that call's. Every thread of the block
+// asks, since only the first ones have read the abort word.
+SIGNAL_DEVICE bool may_stage(const Member& m, const AllReduceParams& p) {
+#ifdef SIGNAL_MUTANT_STAGES_AFTER_A_FAULT
+  return (void)m, is_staged(p);
+#else
+  return is_staged(p) && !platform::block_any(m.abort != 0);
+#endif
+}
+
 // Elements of the message from pack `pack` on.
 template <class T>
 SIGNAL_DEVICE uint64_t elements_from(const AllReduceParams& p, uint64_t pack) {
@@ -176,7 +187,7 @@ SIGNAL_DEVICE void one_stage_windows(Member& m, Barriers<LineBarrier>& barriers,
   begin(m, barriers);
   for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
     const Window w = window_at(p, first);
-    if (is_staged(p)) stage<T>(p, w, 0, w.packs);
+    if (may_stage(m, p)) stage<T>(p, w, 0, w.packs);
     if (!publish_window(barriers, p, w)) break;
     reduce<T>(p, barriers.shared, w, nullptr, 0, w.packs);
     if (!exit_barrier(barriers, w.exit)) break;
@@ -237,7 +248,7 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     const auto shard_first = [&](uint32_t r) { return r * shard < w.packs ? r * shard : w.packs; };
     const auto shard_packs = [&](uint32_t r) { return shard_first(r + 1) - shard_first(r); };
 
-    if (is_staged(p)) {
+    if (may_stage(m, p)) {
       // By shard, so that the peers' block b finds what this rank's block b has staged.
       for (uint32_t r = 0; r < world; r++) {
         if (r != rank) stage<T>(p, w, shard_first(r), shard_packs(r));

@@ -107,6 +107,7 @@ macro_rules! suite {
                     timeout_leaves_other_communicators_alone,
                     timeout_names_late_rank,
                     timeout_in_mid_call,
+                    timeout_leaves_staged_data_alone,
                     timeout_ends_different_calls,
                     timeout_ends_a_graph_once,
                     abort_from_another_thread;

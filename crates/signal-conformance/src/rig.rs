@@ -83,6 +83,12 @@ pub(crate) fn scaled(rounds: u32) -> u32 {
     ((f64::from(rounds) * scale()) as u32).max(1)
 }
 
+/// Whether the run is scaled down, as under sanitizers, which multiply every step's time: fewer variants of the dearest cases
+/// then, and more patience where a case watches the clock.
+pub(crate) fn is_scaled_down() -> bool {
+    scale() < 1.0
+}
+
 fn scale() -> f64 {
     let parse = |text: String| text.parse().unwrap_or_else(|e| panic!("SIGNAL_TEST_SCALE={text}: {e}"));
     std::env::var("SIGNAL_TEST_SCALE").map_or(1.0, parse)

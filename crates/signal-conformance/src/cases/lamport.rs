@@ -12,7 +12,7 @@ use crate::cases::misuse::refused;
 use crate::compare;
 use crate::exchange::{Exchange, poison, random_inputs, sum, works};
 use crate::place::{Mix, Place, below, pick};
-use crate::rig::{Rig, scaled};
+use crate::rig::{Rig, is_scaled_down, scaled};
 use crate::world::{World, options};
 
 fn lamport(blocks: u32, threads: u32) -> CallOptions {
@@ -39,7 +39,7 @@ pub fn lamport_flag_wraps<B: Backend>(rig: &Rig<B>) {
 
 /// Large and small calls, of few and many blocks and of each type, in every order: one clears what another has left.
 pub fn lamport_sizes_follow_each_other<B: Backend>(rig: &Rig<B>) {
-    let largest = 1 << 20;
+    let largest = if is_scaled_down() { 1 << 16 } else { 1 << 20 };
     for ranks in [2, 3, 8] {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(ranks as u64);

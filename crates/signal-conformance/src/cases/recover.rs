@@ -12,15 +12,18 @@ use crate::cases::misuse::refused;
 use crate::compare;
 use crate::exchange::{Exchange, random_inputs, sum, works};
 use crate::place::{Mix, below, pick};
-use crate::rig::{Rig, scaled};
+use crate::rig::{Rig, is_scaled_down, scaled};
 use crate::world::{World, options};
 
-/// Short, so that the case is; the suite's patience is for what must not happen.
-const DEADLINE: Duration = Duration::from_millis(300);
 const COUNT: usize = 1000;
 
+/// Short, so that the case is; the suite's patience is for what must not happen.
+fn deadline() -> Duration {
+    Duration::from_millis(if is_scaled_down() { 1500 } else { 300 })
+}
+
 fn short_lived<B: Backend>(rig: &Rig<B>, ranks: usize) -> World<B> {
-    rig.world_with(ranks, |s| s.timeout = DEADLINE)
+    rig.world_with(ranks, |s| s.timeout = deadline())
 }
 
 /// Enqueues `operation` on every rank but `absent`, and waits until all of them have given up.
@@ -151,7 +154,7 @@ pub fn recover_after_a_stop_at_every_point<B: Backend>(rig: &Rig<B>) {
         let stopped = index % ranks;
         let mut buffers = world.alloc::<f32>(COUNT);
         let operation = Operation::AllReduce(algorithm);
-        for delay in [Some((at, 3 * DEADLINE)), None] {
+        for delay in [Some((at, 3 * deadline())), None] {
             world.each(|rank, comm, stream| {
                 let delay = delay.filter(|_| rank == stopped);
                 operation.launch(comm, stream, &mut buffers[rank], |o| o.delay = delay)
