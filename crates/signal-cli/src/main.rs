@@ -9,6 +9,7 @@ mod bench;
 mod doctor;
 mod error;
 mod machine;
+mod seed;
 
 use std::process::ExitCode;
 
