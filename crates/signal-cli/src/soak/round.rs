@@ -61,11 +61,14 @@ impl<B: Backend> Ranks<B> {
         let streams = devices.iter().map(B::create_stream).collect::<Result<Vec<_>>>()?;
         let (mut too_large, mut counted) = (Vec::new(), 0);
         for &grid in grids {
-            // Every rank answers alike.
+            // Every rank answers alike: who is refused first speaks for all.
             for (comm, stream) in comms.iter_mut().zip(&streams) {
                 match comm.with(options(grid)).barrier(stream) {
                     Ok(()) => counted += usize::from(comm.rank() == 0),
-                    Err(Error::ApiMisuse(ApiMisuse::Grid { .. } | ApiMisuse::Threads { .. })) => too_large.push(grid),
+                    Err(Error::ApiMisuse(ApiMisuse::Grid { .. } | ApiMisuse::Threads { .. })) => {
+                        too_large.push(grid);
+                        break;
+                    }
                     Err(error) => return Err(error),
                 }
             }
