@@ -7,7 +7,7 @@ use std::time::Duration;
 use signal_comm::reference::Rng;
 use signal_comm::{Algorithm, Dtype};
 
-use super::fault::Fault;
+use super::fault::{Fault, Kind};
 
 /// Largest message. Lamport takes no more.
 const MOST_BYTES: usize = 1 << 20;
@@ -116,12 +116,14 @@ impl Round {
         let length = 1 + below(&mut rng, 80);
         let mut calls: Vec<Call> = (0..length).map(|_| Call::generate(shape, &mut rng)).collect();
         let draws_fault = below(&mut rng, 3) == 0;
-        // The second round always has one, so that short runs have had one.
-        let fault = (shape.faults && (draws_fault || number == 1)).then(|| {
+        // The second round always has the plainest, so that short runs have had it.
+        let plain = number == 1;
+        let fault = (shape.faults && (draws_fault || plain)).then(|| {
             if !calls.iter().any(Call::launches) {
                 calls.push(Call::Barrier { grid: (None, None) });
             }
-            Fault::generate(shape.world, &calls, &mut rng)
+            let fault = Fault::generate(shape.world, &calls, &mut rng);
+            if plain { Fault { kind: Kind::Missing, ..fault } } else { fault }
         });
         // Now and then there is nothing to recover from, which is harmless.
         let recovers = fault.is_some() || (shape.faults && below(&mut rng, 16) == 0);
@@ -269,7 +271,7 @@ mod tests {
 
     fn rounds(seed: u64, world: usize, faults: bool) -> Vec<Round> {
         let shape = Shape { seed, world, host: true, faults };
-        (0..60).map(|number| Round::generate(&shape, number)).collect()
+        (0..100).map(|number| Round::generate(&shape, number)).collect()
     }
 
     #[test]
@@ -279,7 +281,7 @@ mod tests {
         assert_ne!(program, rounds(8, 3, true));
         // Round n of one seed is not round n - 1 of the next.
         let calls = |program: &[Round]| program.iter().map(|round| round.calls.clone()).collect::<Vec<_>>();
-        assert_ne!(calls(&rounds(7, 3, false))[1..], calls(&rounds(8, 3, false))[..59]);
+        assert_ne!(calls(&rounds(7, 3, false))[1..], calls(&rounds(8, 3, false))[..99]);
     }
 
     #[test]
@@ -314,7 +316,11 @@ mod tests {
         assert!(rounds(3, 3, false).iter().all(|round| round.fault.is_none() && round.recovery.is_none()));
         for world in [2, 3, 8] {
             let program = rounds(3, world, true);
-            assert!(program[1].fault.is_some() && program.iter().any(|round| round.fault.is_none()));
+            assert_eq!(program[1].fault.map(|fault| fault.kind), Some(Kind::Missing));
+            assert!(program.iter().any(|round| round.fault.is_none()));
+            for kind in Kind::ALL {
+                assert!(program.iter().any(|round| round.fault.is_some_and(|fault| fault.kind == kind)), "{kind:?}");
+            }
             for round in &program {
                 let Some(fault) = &round.fault else { continue };
                 assert!(round.recovery.is_some() && round.calls[fault.call].launches(), "{round:?}");
