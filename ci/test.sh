@@ -81,7 +81,7 @@ stage_mutants() {
 
 stage_long() {
   SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host --test fuzz
-  cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
+  SIGNAL_TIMEOUT=1 cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
 }
 
 # A published package must hold all that its build needs.

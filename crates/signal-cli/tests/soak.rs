@@ -19,7 +19,7 @@ fn count(run: &Run, word: &str) -> u64 {
 fn faults_are_survived_and_every_output_is_right() {
     let run = signal("soak --backend host --ranks 3 --minutes 0.03 --seed 7 --faults");
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{run:?}");
-    for part in ["backend host", "ranks 3", "minutes 0.03", "seed 0x7", "with faults", "deadline 300ms"] {
+    for part in ["backend host", "ranks 3", "minutes 0.03", "seed 0x7", "with faults", "deadline 600ms"] {
         assert!(run.stdout.lines().next().unwrap().contains(part), "{part} in {run:?}");
     }
     assert!(count(&run, " faults survived") >= 1 && count(&run, " rounds") >= 2, "{run:?}");
