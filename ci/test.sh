@@ -80,7 +80,8 @@ stage_mutants() {
 }
 
 stage_long() {
-  SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host
+  SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host --test fuzz
+  SIGNAL_TIMEOUT=1 cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
   # A thousand calls behind each fault.
   SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 use signal_comm::Backend;
+use signal_comm::layout::MAX_GPUS;
 
 use crate::error::{CliError, Result};
 
@@ -68,6 +69,21 @@ pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result
             Err(CliError::NotCompiled(missing))
         }
     }
+}
+
+/// The number of ranks, given how many devices there are: as asked for, else 2 on CPU threads and all devices elsewhere.
+pub(crate) fn world(name: BackendName, ranks: Option<u64>, devices: usize, share_devices: bool) -> Result<usize> {
+    let world = match (ranks, name) {
+        (Some(ranks), _) => ranks as usize,
+        (None, BackendName::Host) => 2.min(devices),
+        (None, _) => devices.min(MAX_GPUS),
+    };
+    if world > devices && !share_devices {
+        return Err(CliError::Arguments(format!(
+            "{world} ranks need {world} devices, {name} has {devices}; --share-devices lets ranks share one"
+        )));
+    }
+    Ok(world)
 }
 
 /// Why a backend that cannot run collectives yet cannot be used: opening it finds what is missing besides.

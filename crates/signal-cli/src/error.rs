@@ -27,6 +27,9 @@ pub(crate) enum CliError {
     /// Results were wrong.
     #[error("{0} elements differ from the reference")]
     Mismatch(u64),
+    /// A soak found something wrong: where, and what.
+    #[error("{0}")]
+    Soak(String),
     /// Doctor found nothing to work with.
     #[error("no backend is usable")]
     NothingUsable,

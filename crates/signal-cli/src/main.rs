@@ -1,4 +1,5 @@
-//! The `signal` tool: measures the collectives of the Signal library and says what this machine can run.
+//! The `signal` tool: measures the collectives of the Signal library, puts them to the test for as long as one likes, and
+//! says what this machine can run.
 #![cfg_attr(
     not(any(feature = "host", feature = "cuda")),
     allow(dead_code, reason = "without a backend that runs collectives only errors are left to report")
@@ -9,6 +10,8 @@ mod bench;
 mod doctor;
 mod error;
 mod machine;
+mod seed;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -32,6 +35,8 @@ enum Command {
         #[command(subcommand)]
         collective: Collective,
     },
+    /// Runs random programs of collectives until the time is over, and checks every result.
+    Soak(soak::Args),
     /// Lists backends, devices and who reaches whose memory, and says why something is not available.
     Doctor(doctor::Args),
 }
@@ -45,6 +50,7 @@ enum Collective {
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
         Ok(Cli { command: Command::Bench { collective: Collective::AllReduce(args) } }) => bench::run(&args),
+        Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         // Texts to read rather than one error: clap prints them.
         Err(text) if !text.use_stderr() || text.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

@@ -7,8 +7,9 @@ use clap::{Args as ClapArgs, ValueEnum};
 use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Dtype, parse_bytes};
 
-use crate::backend::BackendName;
+use crate::backend::{self, BackendName};
 use crate::error::{CliError, Result};
+use crate::seed;
 
 /// Largest size of a default run on GPUs.
 const DEFAULT_MAX_BYTES: usize = 64 << 20;
@@ -86,7 +87,7 @@ pub(crate) struct Args {
     pub(crate) sets: u32,
 
     /// Seed of the random data; a run with the same seed has the same data [default: the clock]
-    #[arg(long, value_parser = parse_seed)]
+    #[arg(long, value_parser = seed::parse)]
     pub(crate) seed: Option<u64>,
 
     /// Writes machine, arguments and results to a file
@@ -151,17 +152,7 @@ impl Args {
 
     /// The number of ranks, given how many devices there are.
     pub(crate) fn world(&self, devices: usize) -> Result<usize> {
-        let world = match (self.ranks, self.backend) {
-            (Some(ranks), _) => ranks as usize,
-            (None, BackendName::Host) => 2.min(devices),
-            (None, _) => devices.min(MAX_GPUS),
-        };
-        if world > devices && !self.share_devices {
-            let backend = self.backend;
-            return Err(CliError::Arguments(format!(
-                "{world} ranks need {world} devices, {backend} has {devices}; --share-devices lets ranks share one"
-            )));
-        }
+        let world = backend::world(self.backend, self.ranks, devices, self.share_devices)?;
         if let Some(rank) = self.corrupt.filter(|rank| *rank >= world) {
             return Err(CliError::Arguments(format!("--corrupt {rank}: the ranks are 0 to {}", world - 1)));
         }
@@ -180,15 +171,6 @@ fn parse_size(text: &str) -> Result<usize, String> {
 /// With 1 the sizes would not grow.
 fn parse_factor(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "a factor is a whole number, 2 or more".to_owned())
-}
-
-/// Decimal, or hexadecimal with 0x as a run prints it.
-fn parse_seed(text: &str) -> Result<u64, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|error| error.to_string())
 }
 
 fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {

@@ -16,7 +16,6 @@ mod sweep;
 mod table;
 
 use std::fs::OpenOptions;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use half::{bf16, f16};
 use signal_comm::{Backend, Dtype, Element};
@@ -30,13 +29,12 @@ use self::report::{Report, Row};
 use self::table::Table;
 use crate::backend::{WithBackend, with_backend};
 use crate::error::{CliError, Result};
+use crate::seed;
 
 /// Runs the bench. An error if an argument, a call or a result was wrong.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let counts = args.counts()?;
-    // The clock's low bits: enough to have other data in each run.
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    let seed = args.seed.unwrap_or_else(clock);
+    let seed = args.seed.unwrap_or_else(seed::from_clock);
     with_backend(args.backend, AllReduce { args, counts: &counts, seed })
 }
 

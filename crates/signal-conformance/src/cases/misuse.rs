@@ -150,6 +150,8 @@ pub fn misuse_grids<B: Backend>(rig: &Rig<B>) {
             &|e| matches!(e, ApiMisuse::Threads { threads: t, limit: l } if *t == threads && *l <= limit),
         );
     }
+    // The number of all threads does not fit 64 bits once it is multiplied.
+    try_grid(Some(u32::MAX), Some(u32::MAX), &|e| matches!(e, ApiMisuse::Threads { .. }));
     let mut short = DeviceBuffer::<B, u32>::new(comm.device(), 2).unwrap();
     let grid = options(|o| (o.blocks, o.threads) = (Some(3), Some(1)));
     let found = comm.with(grid).barrier_probe(stream, &signal_core::BarrierProbe::default(), &mut short);

@@ -376,7 +376,7 @@ const SMALL_PACKS: u64 = 2;
 fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype) -> Kernel {
     let threads = u64::from(plan.blocks) * u64::from(plan.threads);
     let few_ranks = params.group.world <= Kernel::SMALL_WORLD;
-    let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS * threads);
+    let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS.saturating_mul(threads));
     match plan.algorithm {
         Algorithm::OneStage if few_ranks && few_packs && params.group.flags & !FLAG_ALLOW_NEXT == 0 => {
             Kernel::AllReduceSmall(op, dtype)
