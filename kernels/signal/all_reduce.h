@@ -176,7 +176,7 @@ SIGNAL_DEVICE void one_stage_direct(Member& m, Barriers<LineBarrier>& barriers, 
     Pack* const output = reinterpret_cast<Pack*>(p.output);
     i = reduce_whole<T, N, kAhead>(p.group.rank, sources, output, nullptr, 0, i, uint32_t(p.whole_packs), stride.step);
   } else if ((sources.bits & kNobody) != 0) {
-    return;
+    return report_incomplete<LineBarrier>(p.group, kOpAllReduceOneStage, shared);
   }
   if (i < uint32_t(p.packs)) reduce_rest<T>(p, shared, 0, nullptr, 0, uint32_t(p.packs), i);
   exit_barrier(barriers, Turn::kLast);

@@ -17,7 +17,9 @@ struct BlockShared {
   uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it; kNobody: it did not come
 };
 
-constexpr uint64_t kNobody = uint64_t(1) << 63;  // addresses are below it
+// Addresses are below it. A barrier without places sends it too, so that a peer that expects a place, because it makes another
+// call, finds none.
+constexpr uint64_t kNobody = uint64_t(1) << 62;
 
 // What one block of this rank shares with the same block of one peer.
 struct Pair {
@@ -119,6 +121,15 @@ SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_
   platform::end_thread();
 }
 
+// A start barrier behind which some rank has no place: it gave up, which has been reported, or makes a call without one.
+template <class Kind>
+SIGNAL_COLD void report_incomplete(const GroupParams& g, uint32_t operation, const BlockShared& shared) {
+  if (platform::thread_id() != 0) return;
+  uint32_t late = 0;
+  for (uint32_t r = 0; r < g.world; r++) late |= r != g.rank && (shared.source[r] & kNobody) != 0 ? 1u << r : 0;
+  if (late != 0) report_absent<Kind>(g, operation, kPhaseStart, late);
+}
+
 // The wait for a peer that did not come at once. True when it came; else the fault has been reported.
 template <class Kind>
 SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
@@ -133,8 +144,8 @@ SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phas
 struct NoMessage {
   static constexpr bool kHasPlace = false;
 
-  SIGNAL_DEVICE uint64_t to(uint32_t) const { return 0; }
-  SIGNAL_DEVICE uint64_t to_first() const { return 0; }
+  SIGNAL_DEVICE uint64_t to(uint32_t) const { return kNobody; }
+  SIGNAL_DEVICE uint64_t to_first() const { return kNobody; }
   SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
 };
 
@@ -227,7 +238,7 @@ struct Barriers {
     if (Message::kHasPlace || turn == Turn::kFirst) {
       // This rank's own place, and a first mark for the others.
       for_each_rank([&](uint32_t rank) {
-        shared.source[rank] = stop ? kNobody : rank == thread ? to_first : message.to(rank);
+        shared.source[rank] = stop ? kNobody : !Message::kHasPlace ? 0 : rank == thread ? to_first : message.to(rank);
       });
     }
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
@@ -291,11 +302,14 @@ struct Barriers {
     test_delay(m, kPhaseStart);
   }
 
-  // Whether all ranks came, as every thread of the block sees it behind the block barrier.
+  // Whether all ranks came, as every thread of the block sees it behind the block barrier. If not, a fault is reported now, unless
+  // one has been.
   SIGNAL_DEVICE bool complete() const {
     uint64_t all = 0;
     for (uint32_t r = 0; r < m.group.world; r++) all |= shared.source[r];
-    return (all & kNobody) == 0;
+    if ((all & kNobody) == 0) return true;
+    report_incomplete<Kind>(m.group, m.operation, shared);
+    return false;
   }
 };
 

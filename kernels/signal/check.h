@@ -5,7 +5,7 @@
 
 namespace signal_comm {
 
-// One word of a call's description, to every peer. Its highest bit is clear: behind a barrier that bit says that a peer did
+// One word of a call's description, to every peer. Its two highest bits are clear: behind a barrier they say that a peer did
 // not come.
 struct DescriptionWord {
   uint64_t word;

@@ -282,7 +282,7 @@ pub struct BarrierProbeParams {
 pub struct CheckParams {
     /// Rank and peers.
     pub group: GroupParams,
-    /// What this rank is about to call; the highest bit of each word is clear.
+    /// What this rank is about to call; the two highest bits of each word are clear.
     pub description: [u64; 2],
 }
 

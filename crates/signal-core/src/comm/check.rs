@@ -12,9 +12,9 @@ use crate::plan::Plan;
 ///
 /// ```text
 /// word 0: bits 0..4 collective, 4..8 dtype, 8..12 operator, 12..16 algorithm, 16..32 blocks, 32..48 threads
-/// word 1: bits 0..63 elements
+/// word 1: bits 0..62 elements
 /// ```
-/// Bit 63 of both stays clear, as the kernel asks.
+/// Bits 62 and 63 of both stay clear, as the kernel asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Description([u64; 2]);
 
@@ -33,7 +33,7 @@ impl Description {
             return Description([NOTHING, 0]);
         }
         let kind = ALL_REDUCE | (dtype as u64) << 4 | (op as u64) << 8 | (plan.algorithm as u64) << 12;
-        Description([kind | grid(plan.blocks, plan.threads), count as u64 & !(1 << 63)])
+        Description([kind | grid(plan.blocks, plan.threads), count as u64 & !(3 << 62)])
     }
 
     /// From a fault record: the low half of each word first.
@@ -94,9 +94,9 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_bits_stay_clear() {
+    fn the_two_highest_bits_stay_clear() {
         let plan = Plan { algorithm: Algorithm::Lamport, blocks: u32::MAX, threads: u32::MAX };
         let words = Description::all_reduce(&plan, usize::MAX, Dtype::Bf16, ReduceOp::Sum).words();
-        assert!(words.iter().all(|word| word >> 63 == 0));
+        assert!(words.iter().all(|word| word >> 62 == 0));
     }
 }
