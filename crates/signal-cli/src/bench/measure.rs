@@ -79,9 +79,10 @@ pub(super) fn measure<B: Backend, T: Element>(
     }
     let work = match args.graph {
         Some(calls) => {
-            let work = ranks.capture(&mut sets.sets, place, calls)?;
+            let mut work = ranks.capture(&mut sets.sets, place, calls)?;
             // A graph's first replay uploads it.
             ranks.batch(&mut sets.sets, place, &work)?;
+            work.set_lead(ranks.batch(&mut sets.sets, place, &work)?);
             work
         }
         None => Work::Calls(args.iters.unwrap_or_else(|| calls_in_batch(time, sets.len()))),

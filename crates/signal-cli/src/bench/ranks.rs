@@ -23,16 +23,29 @@ pub(super) struct Ranks<B: Backend> {
 pub(super) enum Work<B: Backend> {
     /// Calls enqueued one by one.
     Calls(u32),
-    /// Captured calls: graphs by rank, replayed in order; each holds `calls` calls.
-    Graphs { by_rank: Vec<Vec<B::Graph>>, calls: u32 },
+    /// Captured calls: graphs by rank, replayed in order; each holds `calls` calls. Replayed `lead` times before they are timed.
+    Graphs { by_rank: Vec<Vec<B::Graph>>, calls: u32, lead: u32 },
 }
 
+/// How long the replays before the timed one should last: longer than it takes to enqueue all of them on all ranks. Else the
+/// first rank is timed while it waits for the last one's launch.
+const LEAD: Duration = Duration::from_millis(1);
+/// Replays before the timed one, at most: in place each call adds to the result of the one before, which the check repeats.
+const MOST_LEAD: u128 = 20;
+
 impl<B: Backend> Work<B> {
-    /// Times that a batch runs all of its calls: graphs once to start with, and once timed.
+    /// Times that a batch runs all of its calls: those of graphs a few times to start with, and once timed.
     pub(super) fn runs(&self) -> u32 {
         match self {
             Work::Calls(_) => 1,
-            Work::Graphs { .. } => 2,
+            Work::Graphs { lead, .. } => lead + 1,
+        }
+    }
+
+    /// Adjusts the replays before the timed one to what one takes.
+    pub(super) fn set_lead(&mut self, one: Duration) {
+        if let Work::Graphs { lead, .. } = self {
+            *lead = (LEAD.as_nanos() / one.as_nanos().max(1)).clamp(1, MOST_LEAD) as u32;
         }
     }
 
@@ -40,7 +53,7 @@ impl<B: Backend> Work<B> {
     pub(super) fn calls(&self) -> u32 {
         match self {
             Work::Calls(calls) => *calls,
-            Work::Graphs { by_rank, calls } => calls * by_rank.first().map_or(0, |graphs| graphs.len() as u32),
+            Work::Graphs { by_rank, calls, .. } => calls * by_rank.first().map_or(0, |graphs| graphs.len() as u32),
         }
     }
 }
@@ -114,7 +127,7 @@ impl<B: Backend> Ranks<B> {
                 graphs.push(B::end_capture(stream)?);
             }
         }
-        Ok(Work::Graphs { by_rank, calls })
+        Ok(Work::Graphs { by_rank, calls, lead: 1 })
     }
 
     /// Runs `work` once and returns the slowest rank's time by its device's clock. Ends idle.
@@ -128,10 +141,9 @@ impl<B: Backend> Ranks<B> {
         for (communicator, stream) in self.communicators.iter_mut().zip(&self.streams) {
             communicator.barrier(stream)?;
         }
-        if let Work::Graphs { by_rank, .. } = work {
-            // Once for the start: while it keeps the ranks in step, the timed run is enqueued on all of them. A rank would
-            // else be timed while the host still launches another's graph.
-            self.replay(by_rank)?;
+        if let Work::Graphs { by_rank, lead, .. } = work {
+            // While these keep the ranks in step, the timed run is enqueued on all of them.
+            (0..*lead).try_for_each(|_| self.replay(by_rank))?;
         }
         let starts = self.record()?;
         match work {
