@@ -192,7 +192,7 @@ for stage in "${chosen[@]}"; do
     result=passed passed=$((passed + 1))
   else
     result="FAILED" failed=$((failed + 1))
-    if [ $((SECONDS - begin)) -ge $LIMIT ]; then result="FAILED: over the limit of $LIMIT s"; fi
+    if [ ${#limit[@]} -gt 0 ] && [ $((SECONDS - begin)) -ge $LIMIT ]; then result="FAILED: over the limit of $LIMIT s"; fi
   fi
   child=
   rows+=("$(printf '%-12s %7d  %s' "$stage" $((SECONDS - start)) "$result")")

@@ -111,6 +111,7 @@ static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
         HostEntry::new(c"signal_all_reduce_one_stage_sum_f16", bump),
         HostEntry::new(c"signal_all_reduce_one_stage_sum_f32", hold),
         HostEntry::new(c"signal_peer_probe", assemble),
+        HostEntry::new(c"signal_check", no_kernel),
         HostEntry::new(c"signal_barrier_probe", meet),
         HostEntry::new(c"signal_barrier", append),
     ]
