@@ -300,7 +300,8 @@ impl<B: Backend> Communicator<B> {
     /// Counts a call about to be launched on `stream`, or stops a rank that is far ahead of its peers.
     fn keep_pace(&self, stream: &B::Stream) -> Result<()> {
         if B::is_capturing(stream)? {
-            return Ok(()); // a graph takes any number, and peers capture theirs whenever they like
+            self.group.pace.captures();
+            return Ok(());
         }
         self.group.pace.step(self.rank, self.settings.timeout, || self.status())
     }

@@ -5,7 +5,7 @@
 //! nothing moves until the deadline. So a rank that is far ahead is stopped here, before it launches.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{ApiMisuse, Result};
@@ -20,6 +20,8 @@ const NAP: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct Pace {
     ranks: Vec<Progress>,
+    /// Calls of some rank were captured: replays are not seen here, so counts no longer tell who is ahead.
+    graphs: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Pace {
     pub(crate) fn new(world: usize) -> Self {
         debug_assert!(world <= MAX_GPUS);
         let rank = |_| Progress { calls: AtomicU64::new(0), thread: AtomicU64::new(this_thread()) };
-        Pace { ranks: (0..world).map(rank).collect() }
+        Pace { ranks: (0..world).map(rank).collect(), graphs: AtomicBool::new(false) }
     }
 
     // Relaxed throughout: the numbers order nothing, and an old one only makes a rank look again.
@@ -45,6 +47,9 @@ impl Pace {
     /// # Errors
     /// [`ApiMisuse::RunAhead`], at once if the slowest peer's calls come from this thread; what `go_on` says.
     pub(crate) fn step(&self, rank: usize, patience: Duration, go_on: impl Fn() -> Result<()>) -> Result<()> {
+        if self.graphs.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let (me, mine) = (this_thread(), &self.ranks[rank]);
         mine.thread.store(me, Ordering::Relaxed);
         let calls = mine.calls.load(Ordering::Relaxed);
@@ -64,6 +69,11 @@ impl Pace {
     fn slowest(&self) -> Option<(usize, u64)> {
         let calls = self.ranks.iter().map(|rank| rank.calls.load(Ordering::Relaxed)).enumerate();
         calls.filter(|(_, calls)| *calls != u64::MAX).min_by_key(|(_, calls)| *calls)
+    }
+
+    /// A call was captured: from now on nobody is stopped.
+    pub(crate) fn captures(&self) {
+        self.graphs.store(true, Ordering::Relaxed);
     }
 
     /// Nobody waits for this rank any more: a call that misses it ends at its deadline.
@@ -111,6 +121,8 @@ mod tests {
         refused(step(&pace, 0), 1);
         (0..3).for_each(|rank| pace.reset(rank));
         step(&pace, 0).unwrap();
+        pace.captures();
+        (0..3 * MOST_AHEAD).for_each(|_| step(&pace, 0).unwrap());
     }
 
     #[test]
