@@ -51,25 +51,28 @@ find_fixture() {
 # As root on Debian or Ubuntu what is missing is installed.
 can_install() { [ "$(id -u)" = 0 ] && have apt-get; }
 
-# Runs cargo on the host suite, Rust under AddressSanitizer: what is allocated, freed and handed to kernels and peers. The pool's
-# threads and what they hold live as long as the program, which would count as leaks.
-cargo_test_asan() {
+# cargo_test_sanitized KIND ARGUMENT...: runs cargo on the host suite, Rust under a sanitizer, which finds what it finds within few
+# rounds, and multiplies their time. `-Z` is for nightly compilers; RUSTC_BOOTSTRAP lets a stable one take it.
+cargo_test_sanitized() {
+  local kind=$1
+  shift
   RUSTC_BOOTSTRAP=1 \
-    RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer" \
-    ASAN_OPTIONS=detect_leaks=0 \
+    RUSTFLAGS="-Zsanitizer=$kind -Cunsafe-allow-abi-mismatch=sanitizer" \
     SIGNAL_TEST_SCALE="${SIGNAL_TEST_SCALE:-0.2}" \
     cargo test -p signal-comm --test host --target "$(rustc -vV | sed -n 's/^host: //p')" "$@"
 }
 
-# Runs cargo on the host suite, Rust and kernels under ThreadSanitizer, which ends it with status 66 if it has reported.
-# `-Z` is for nightly compilers; RUSTC_BOOTSTRAP lets a stable one take it. Captured output is handed over through an
-# Arc, which ThreadSanitizer does not see through. It finds what it finds within few rounds, and multiplies their time.
+# What is allocated, freed and handed to kernels and peers. The pool's threads and what they hold live as long as the program,
+# which would count as leaks.
+cargo_test_asan() {
+  ASAN_OPTIONS=detect_leaks=0 cargo_test_sanitized address "$@"
+}
+
+# Rust and kernels, ended with status 66 if it has reported. Captured output is handed over through an Arc, which ThreadSanitizer
+# does not see through.
 cargo_test_tsan() {
-  RUSTC_BOOTSTRAP=1 \
-    RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
-    SIGNAL_SANITIZE=thread \
-    SIGNAL_TEST_SCALE="${SIGNAL_TEST_SCALE:-0.2}" \
+  SIGNAL_SANITIZE=thread \
     RUST_TEST_NOCAPTURE=1 \
     TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$PWD/ci/tsan.supp" \
-    cargo test -p signal-comm --test host --target "$(rustc -vV | sed -n 's/^host: //p')" "$@"
+    cargo_test_sanitized thread "$@"
 }

@@ -42,7 +42,7 @@ host_suite() {
 }
 
 # For the shell that runs it under a limit.
-export -f host_suite cargo_test_tsan die say
+export -f host_suite cargo_test_tsan cargo_test_sanitized die say
 export TARGET_DIR
 
 # Says why the mutant counts as found; fails if it survived.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use signal_comm::Backend;
 use signal_comm::layout::MAX_GPUS;
 
@@ -71,19 +71,48 @@ pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result
     }
 }
 
-/// The number of ranks, given how many devices there are: as asked for, else 2 on CPU threads and all devices elsewhere.
-pub(crate) fn world(name: BackendName, ranks: Option<u64>, devices: usize, share_devices: bool) -> Result<usize> {
-    let world = match (ranks, name) {
-        (Some(ranks), _) => ranks as usize,
-        (None, BackendName::Host) => 2.min(devices),
-        (None, _) => devices.min(MAX_GPUS),
-    };
-    if world > devices && !share_devices {
-        return Err(CliError::Arguments(format!(
-            "{world} ranks need {world} devices, {name} has {devices}; --share-devices lets ranks share one"
-        )));
+/// Who takes part, on the command line of whatever runs collectives.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GroupArgs {
+    /// Who executes the kernels
+    #[arg(long, value_enum, default_value_t = BackendName::Host)]
+    pub(crate) backend: BackendName,
+
+    /// Number of ranks, each on a device of its own [default: 2 on host, else all devices]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_GPUS as u64))]
+    pub(crate) ranks: Option<u64>,
+
+    /// Lets ranks share a device when there are more ranks than devices
+    #[arg(long)]
+    pub(crate) share_devices: bool,
+}
+
+impl GroupArgs {
+    /// The number of ranks, given how many devices there are: as asked for, else 2 on CPU threads and all devices elsewhere.
+    pub(crate) fn world(&self, devices: usize) -> Result<usize> {
+        let name = self.backend;
+        let world = match (self.ranks, name) {
+            (Some(ranks), _) => ranks as usize,
+            (None, BackendName::Host) => 2.min(devices),
+            (None, _) => devices.min(MAX_GPUS),
+        };
+        if world > devices && !self.share_devices {
+            return Err(CliError::Arguments(format!(
+                "{world} ranks need {world} devices, {name} has {devices}; --share-devices lets ranks share one"
+            )));
+        }
+        Ok(world)
     }
-    Ok(world)
+}
+
+/// Refuses a rank to corrupt that is not there.
+pub(crate) fn check_corrupt(rank: Option<usize>, world: usize) -> Result<()> {
+    match rank {
+        Some(rank) if rank >= world => {
+            Err(CliError::Arguments(format!("--corrupt {rank}: the ranks are 0 to {}", world - 1)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why a backend that cannot run collectives yet cannot be used: opening it finds what is missing besides.

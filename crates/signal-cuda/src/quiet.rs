@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, T
 use signal_core::error::Result;
 
 use crate::device::{Device, DeviceInner};
+use crate::memory::lock;
 
 static LAUNCHES: RwLock<()> = RwLock::new(());
 /// All devices of the process, of however many [`Cuda`](crate::Cuda)s.
@@ -29,7 +30,7 @@ pub(crate) fn quiet() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
         Err(TryLockError::WouldBlock) => return Ok(None),
     };
     let mut devices = Vec::new(); // outside the lock: dropping the last handle of a device may take it
-    devices.extend(lock().iter().filter_map(Device::upgrade));
+    devices.extend(lock(&DEVICES).iter().filter_map(Device::upgrade));
     for device in &devices {
         if !device.slots().all_idle()? {
             return Ok(None);
@@ -40,11 +41,7 @@ pub(crate) fn quiet() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
 
 /// Notes a device, whose streams count from now on.
 pub(crate) fn note(device: &Device) {
-    let mut devices = lock();
+    let mut devices = lock(&DEVICES);
     devices.retain(|device| device.strong_count() > 0);
     devices.push(device.downgrade());
-}
-
-fn lock() -> std::sync::MutexGuard<'static, Vec<Weak<DeviceInner>>> {
-    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
-use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Dtype, parse_bytes};
 
-use crate::backend::{self, BackendName};
+use crate::backend::{self, BackendName, GroupArgs};
 use crate::error::{CliError, Result};
 use crate::seed;
 
@@ -18,17 +17,8 @@ const DEFAULT_MAX_BYTES_HOST: usize = 16 << 20;
 
 #[derive(ClapArgs, Clone, Debug)]
 pub(crate) struct Args {
-    /// Who executes the kernels
-    #[arg(long, value_enum, default_value_t = BackendName::Host)]
-    pub(crate) backend: BackendName,
-
-    /// Number of ranks, each on a device of its own [default: 2 on host, else all devices]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_GPUS as u64))]
-    pub(crate) ranks: Option<u64>,
-
-    /// Lets ranks share a device when there are more ranks than devices
-    #[arg(long)]
-    pub(crate) share_devices: bool,
+    #[command(flatten)]
+    pub(crate) group: GroupArgs,
 
     /// Smallest size in bytes, with K, M or G for powers of 1024
     #[arg(short = 'b', long, alias = "minbytes", value_name = "SIZE", default_value = "1K", value_parser = parse_size)]
@@ -135,7 +125,7 @@ impl Args {
     /// The element counts to run, smallest first.
     pub(crate) fn counts(&self) -> Result<Vec<usize>> {
         let element = self.dtype.bytes();
-        let max_bytes = self.max_bytes.unwrap_or(match self.backend {
+        let max_bytes = self.max_bytes.unwrap_or(match self.group.backend {
             // A larger -b alone asks for that one size.
             BackendName::Host => DEFAULT_MAX_BYTES_HOST.max(self.min_bytes),
             _ => DEFAULT_MAX_BYTES.max(self.min_bytes),
@@ -152,10 +142,8 @@ impl Args {
 
     /// The number of ranks, given how many devices there are.
     pub(crate) fn world(&self, devices: usize) -> Result<usize> {
-        let world = backend::world(self.backend, self.ranks, devices, self.share_devices)?;
-        if let Some(rank) = self.corrupt.filter(|rank| *rank >= world) {
-            return Err(CliError::Arguments(format!("--corrupt {rank}: the ranks are 0 to {}", world - 1)));
-        }
+        let world = self.group.world(devices)?;
+        backend::check_corrupt(self.corrupt, world)?;
         Ok(world)
     }
 }

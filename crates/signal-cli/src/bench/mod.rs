@@ -35,7 +35,7 @@ use crate::seed;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let counts = args.counts()?;
     let seed = args.seed.unwrap_or_else(seed::from_clock);
-    with_backend(args.backend, AllReduce { args, counts: &counts, seed })
+    with_backend(args.group.backend, AllReduce { args, counts: &counts, seed })
 }
 
 /// The work, once a backend is open.

@@ -67,7 +67,7 @@ impl<B: Backend> Ranks<B> {
         if env::var_os("SIGNAL_TIMEOUT").is_none() {
             settings.timeout = TIMEOUT;
         }
-        let builder = Communicator::<B>::builder().settings(settings).share_devices(args.share_devices);
+        let builder = Communicator::<B>::builder().settings(settings).share_devices(args.group.share_devices);
         let communicators = builder.all_local(&devices)?;
         let streams = devices.iter().map(B::create_stream).collect::<Result<_, _>>()?;
         let mut options = CallOptions::default();

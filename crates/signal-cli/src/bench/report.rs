@@ -97,7 +97,7 @@ impl Report {
             blocks: args.blocks,
             threads: args.threads,
             memory: args.memory.name(),
-            share_devices: args.share_devices,
+            share_devices: args.group.share_devices,
             seed,
             timeout_seconds: ranks.communicators[0].settings().timeout.as_secs_f64(),
         };

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use signal_comm::Settings;
-use signal_comm::layout::MAX_GPUS;
 
-use crate::backend::{self, BackendName};
+use crate::backend::{self, GroupArgs};
 use crate::error::{CliError, Result};
 use crate::seed;
 
@@ -23,17 +22,8 @@ const MOST_MINUTES: f64 = 366.0 * 24.0 * 60.0;
 
 #[derive(ClapArgs, Clone, Debug)]
 pub(crate) struct Args {
-    /// Who executes the kernels
-    #[arg(long, value_enum, default_value_t = BackendName::Host)]
-    pub(super) backend: BackendName,
-
-    /// Number of ranks, each on a device of its own [default: 2 on host, else all devices]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_GPUS as u64))]
-    pub(super) ranks: Option<u64>,
-
-    /// Lets ranks share a device when there are more ranks than devices
-    #[arg(long)]
-    pub(super) share_devices: bool,
+    #[command(flatten)]
+    pub(super) group: GroupArgs,
 
     /// How long to go on, in minutes, fractions allowed; the round that has begun is finished
     #[arg(long, value_name = "M", default_value = "1", value_parser = parse_minutes)]
@@ -63,13 +53,11 @@ impl Args {
 
     /// The number of ranks, given how many devices there are.
     pub(super) fn world(&self, devices: usize) -> Result<usize> {
-        let world = backend::world(self.backend, self.ranks, devices, self.share_devices)?;
+        let world = self.group.world(devices)?;
         if self.faults && world < 2 {
             return Err(CliError::Arguments("--faults needs 2 ranks or more: one waits for nobody".to_owned()));
         }
-        if let Some(rank) = self.corrupt.filter(|rank| *rank >= world) {
-            return Err(CliError::Arguments(format!("--corrupt {rank}: the ranks are 0 to {}", world - 1)));
-        }
+        backend::check_corrupt(self.corrupt, world)?;
         Ok(world)
     }
 
@@ -96,6 +84,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::backend::BackendName;
 
     #[derive(Parser)]
     struct Line {
@@ -110,7 +99,10 @@ mod tests {
     #[test]
     fn arguments_have_defaults() {
         let args = parse("").unwrap();
-        assert_eq!((args.backend, args.ranks, args.seed, args.faults), (BackendName::Host, None, None, false));
+        assert_eq!(
+            (args.group.backend, args.group.ranks, args.seed, args.faults),
+            (BackendName::Host, None, None, false)
+        );
         assert_eq!((args.time(), args.world(8).unwrap()), (Duration::from_secs(60), 2));
         let args = parse("--backend cuda --minutes 0.05 --seed 0x2A --faults").unwrap();
         assert_eq!((args.seed, args.time(), args.world(4).unwrap()), (Some(42), Duration::from_secs(3), 4));

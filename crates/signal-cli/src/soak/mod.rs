@@ -36,7 +36,7 @@ const MOST_FINDINGS: usize = 8;
 /// Runs the soak. An error if an argument was wrong, or anything that the library did.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let seed = args.seed.unwrap_or_else(seed::from_clock);
-    with_backend(args.backend, Soak { args, seed })
+    with_backend(args.group.backend, Soak { args, seed })
 }
 
 /// The work, once a backend is open.
@@ -55,7 +55,7 @@ impl WithBackend for Soak<'_> {
         let devices: Vec<B::Device> = available.iter().cycle().take(world).cloned().collect();
         let settings = args.settings()?;
         let shape = Shape { seed, world, host: Ranks::<B>::on_host(&devices), faults: args.faults };
-        let mut ranks = Ranks::<B>::create(&devices, settings.clone(), args.share_devices, shape.grids())?;
+        let mut ranks = Ranks::<B>::create(&devices, settings.clone(), args.group.share_devices, shape.grids())?;
         let mut report = Report::start(args, seed, &settings, &ranks.comms)?;
         let limit = PATIENCE + 20 * settings.timeout;
         let watchdog = Watchdog::new(format!("seed {seed:#x}"), args.first_round, limit);

@@ -39,7 +39,7 @@ impl Report {
         let mut text = format!(
             "# signal {} soak backend {} ranks {} minutes {} seed {seed:#x} first round {} {faults} deadline {:?} scratch {}\n",
             env!("CARGO_PKG_VERSION"),
-            args.backend,
+            args.group.backend,
             comms.len(),
             args.minutes,
             args.first_round,
