@@ -2,16 +2,15 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
 use signal_core::error::{ApiMisuse, Result, Unavailable};
 use signal_core::{DeviceFamily, DeviceInfo};
 
 use crate::driver::{Current, Driver, check, unavailable};
-use crate::memory::Cemetery;
+use crate::memory::{Cemetery, lock};
 use crate::module::Module;
-use crate::quiet;
 use crate::stream::Slots;
 
 /// Most threads in a block of any kernel: `kMaxBlockThreads` in `kernels/cuda/platform.h`.
@@ -34,11 +33,21 @@ pub struct CudaImage {
 #[derive(Clone, Debug)]
 pub struct Cuda {
     driver: Driver,
+    image: CudaImage,
     devices: Arc<[Device]>,
 }
 
+/// What was opened, once for each image: contexts and modules stay for the rest of the program in any case, and all streams of
+/// a GPU have to be known in one place (quiet.rs).
+static OPENED: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+
+/// All devices of the process.
+pub(crate) fn opened() -> Vec<Device> {
+    lock(&OPENED).iter().flat_map(Cuda::all_devices).collect()
+}
+
 impl Cuda {
-    /// Opens the driver with an image.
+    /// Opens the driver with an image. Opening it again gives the same devices.
     ///
     /// # Errors
     /// [`Error::Image`](signal_core::Error::Image) without an image;
@@ -49,6 +58,10 @@ impl Cuda {
             let missing = image.missing.to_owned();
             return Err(signal_core::error::Image::Missing { target: "cuda", missing }.into());
         }
+        let mut opened = lock(&OPENED);
+        if let Some(cuda) = opened.iter().find(|cuda| std::ptr::eq(cuda.image.bytes, image.bytes)) {
+            return Ok(cuda.clone());
+        }
         let driver = Driver::open()?;
         let mut count = 0;
         // SAFETY: writes one integer, which outlives the call.
@@ -57,7 +70,9 @@ impl Cuda {
         if devices.is_empty() {
             return Err(unavailable(Unavailable::NoDevice("the driver reports none".to_owned())));
         }
-        Ok(Cuda { driver, devices: devices.into() })
+        let cuda = Cuda { driver, image, devices: devices.into() };
+        opened.push(cuda.clone());
+        Ok(cuda)
     }
 
     /// The driver's CUDA version: 13000 for 13.0.
@@ -74,7 +89,7 @@ impl Cuda {
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
-pub(crate) struct DeviceInner {
+struct DeviceInner {
     driver: Driver,
     image: CudaImage,
     handle: CUdevice,
@@ -134,7 +149,7 @@ impl Device {
             clock_hz: 1_000_000_000, // %globaltimer counts nanoseconds
             max_block_threads: MAX_BLOCK_THREADS,
         };
-        let device = Device(Arc::new(DeviceInner {
+        Ok(Device(Arc::new(DeviceInner {
             driver,
             image,
             handle,
@@ -144,17 +159,7 @@ impl Device {
             module: Mutex::new(None),
             slots: Slots::default(),
             cemetery: Cemetery::default(),
-        }));
-        quiet::note(&device);
-        Ok(device)
-    }
-
-    pub(crate) fn downgrade(&self) -> Weak<DeviceInner> {
-        Arc::downgrade(&self.0)
-    }
-
-    pub(crate) fn upgrade(weak: &Weak<DeviceInner>) -> Option<Device> {
-        weak.upgrade().map(Device)
+        })))
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
@@ -204,7 +209,7 @@ impl Device {
 
     /// The image on this device, loaded once.
     pub(crate) fn module(&self) -> Result<Module> {
-        let mut module = self.0.module.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut module = lock(&self.0.module);
         if let Some(module) = &*module {
             return Ok(module.clone());
         }

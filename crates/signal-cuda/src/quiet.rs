@@ -5,16 +5,13 @@
 //! it between the look and the free. So launches and frees take turns, in the whole process: peers' devices may be waited
 //! for too.
 
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use signal_core::error::Result;
 
-use crate::device::{Device, DeviceInner};
-use crate::memory::lock;
+use crate::device;
 
 static LAUNCHES: RwLock<()> = RwLock::new(());
-/// All devices of the process, of however many [`Cuda`](crate::Cuda)s.
-static DEVICES: Mutex<Vec<Weak<DeviceInner>>> = Mutex::new(Vec::new());
 
 /// Held during each call that starts a kernel. Waits for a free, which waits for nothing.
 pub(crate) fn launching() -> RwLockReadGuard<'static, ()> {
@@ -29,19 +26,10 @@ pub(crate) fn quiet() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return Ok(None),
     };
-    let mut devices = Vec::new(); // outside the lock: dropping the last handle of a device may take it
-    devices.extend(lock(&DEVICES).iter().filter_map(Device::upgrade));
-    for device in &devices {
+    for device in device::opened() {
         if !device.slots().all_idle()? {
             return Ok(None);
         }
     }
     Ok(Some(guard))
-}
-
-/// Notes a device, whose streams count from now on.
-pub(crate) fn note(device: &Device) {
-    let mut devices = lock(&DEVICES);
-    devices.retain(|device| device.strong_count() > 0);
-    devices.push(device.downgrade());
 }

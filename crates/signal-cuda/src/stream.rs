@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstream_flags};
 use signal_core::StreamId;
@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::driver::check;
 use crate::event::Event;
 use crate::graph;
-use crate::memory::Buffer;
+use crate::memory::{Buffer, lock};
 
 /// A stream: one of ours, or an adopted one.
 #[derive(Clone)]
@@ -61,7 +61,7 @@ impl Stream {
     fn register(device: &Device, raw: CUstream, owned: bool) -> Stream {
         let slot = device.slots().next();
         let inner = Arc::new(StreamInner { device: device.clone(), raw, owned, slot });
-        device.slots().add(slot, Entry::Live(Arc::downgrade(&inner)));
+        device.slots().add(slot, &inner);
         Stream(inner)
     }
 
@@ -136,11 +136,11 @@ impl fmt::Debug for Stream {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
+        // What is still running there may use buffers that name this slot. Without an event there is nothing to wait for: the
+        // context is broken.
+        let event = Event::record_raw(&self.device, self.raw).ok();
+        self.device.slots().end(self, event);
         let Ok(_current) = self.device.enter() else { return };
-        // What is still running there may use buffers that name this slot.
-        if let Ok(event) = Event::record_raw(&self.device, self.raw) {
-            self.device.slots().add(self.slot, Entry::Ended(Arc::new(event)));
-        }
         if self.owned {
             // SAFETY: this is the last handle. The driver finishes the work first, without waiting here.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
@@ -157,9 +157,18 @@ pub(crate) struct Slots {
 
 #[derive(Debug)]
 enum Entry {
+    /// Once the last handle is gone: the stream is about to end.
     Live(Weak<StreamInner>),
     /// The stream is gone; its work has ended when the event has been reached.
     Ended(Arc<Event>),
+}
+
+/// What the streams of some slots are doing.
+struct Present {
+    live: Vec<Stream>,
+    ended: Vec<Arc<Event>>,
+    /// Whether a stream is about to end, whose work has no event yet.
+    ending: bool,
 }
 
 impl fmt::Debug for StreamInner {
@@ -179,18 +188,23 @@ impl Slots {
         self.next.fetch_add(1, Ordering::Relaxed) % 64
     }
 
-    fn add(&self, slot: usize, entry: Entry) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries[slot].retain(|entry| match entry {
-            Entry::Live(stream) => stream.strong_count() > 0,
-            Entry::Ended(event) => !event.is_complete().unwrap_or(false),
-        });
-        entries[slot].push(entry);
+    fn add(&self, slot: usize, stream: &Arc<StreamInner>) {
+        lock(&self.entries)[slot].push(Entry::Live(Arc::downgrade(stream)));
     }
 
-    /// Events behind the present work of the slot's streams; `None` while one of them is capturing.
+    /// Puts the event behind the stream's work into its place.
+    fn end(&self, stream: &StreamInner, event: Option<Event>) {
+        let mut entries = lock(&self.entries);
+        entries[stream.slot].retain(|entry| !matches!(entry, Entry::Live(live) if std::ptr::eq(live.as_ptr(), stream)));
+        entries[stream.slot].extend(event.map(|event| Entry::Ended(Arc::new(event))));
+    }
+
+    /// Events behind the present work of the slot's streams; `None` while one of them is capturing, or about to end.
     pub(crate) fn events(&self, slot: usize) -> Result<Option<Vec<Arc<Event>>>> {
-        let (live, mut events) = self.present(slot..slot + 1);
+        let Present { live, ended: mut events, ending } = self.present(slot..slot + 1);
+        if ending {
+            return Ok(None);
+        }
         for stream in live {
             if stream.is_capturing()? {
                 return Ok(None);
@@ -202,31 +216,36 @@ impl Slots {
 
     /// True when no stream has work left.
     pub(crate) fn all_idle(&self) -> Result<bool> {
-        let (live, events) = self.present(0..64);
+        let Present { live, ended, ending } = self.present(0..64);
+        if ending || !ended.is_empty() {
+            return Ok(false);
+        }
         for stream in live {
             if stream.is_capturing()? || !stream.is_idle()? {
-                return Ok(false);
-            }
-        }
-        for event in events {
-            if !event.is_complete()? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Handles are taken out of the lock: dropping the last one of a stream takes it again.
-    fn present(&self, slots: std::ops::Range<usize>) -> (Vec<Stream>, Vec<Arc<Event>>) {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut live = Vec::new();
-        let mut ended = Vec::new();
-        for entry in entries[slots].iter().flatten() {
-            match entry {
-                Entry::Live(stream) => live.extend(stream.upgrade().map(Stream)),
-                Entry::Ended(event) => ended.push(event.clone()),
+    /// Forgets the streams that are gone and whose work has ended. Handles are taken out of the lock: dropping the last one of
+    /// a stream takes it again.
+    fn present(&self, slots: std::ops::Range<usize>) -> Present {
+        let mut entries = lock(&self.entries);
+        let mut present = Present { live: Vec::new(), ended: Vec::new(), ending: false };
+        for slot in &mut entries[slots] {
+            // An error is for the next call that can return it; until then nothing is known of the work.
+            slot.retain(|entry| !matches!(entry, Entry::Ended(event) if event.is_complete().unwrap_or(false)));
+            for entry in slot.iter() {
+                match entry {
+                    Entry::Live(stream) => match stream.upgrade() {
+                        Some(stream) => present.live.push(Stream(stream)),
+                        None => present.ending = true,
+                    },
+                    Entry::Ended(event) => present.ended.push(event.clone()),
+                }
             }
         }
-        (live, ended)
+        present
     }
 }
