@@ -11,6 +11,11 @@ use crate::images;
 /// [`Error::Image`](crate::Error::Image) if this build holds no CUDA image;
 /// [`Error::Unavailable`](crate::Error::Unavailable) if libcuda cannot be loaded or reports no device.
 pub fn open() -> Result<Cuda> {
+    Cuda::open(image())
+}
+
+/// The image that this build embeds; without bytes if it had no compiler.
+pub fn image() -> CudaImage {
     let images::EmbeddedImage { bytes, archs, fingerprint, missing } = images::CUDA;
-    Cuda::open(CudaImage { bytes, archs, fingerprint, missing })
+    CudaImage { bytes, archs, fingerprint, missing }
 }
