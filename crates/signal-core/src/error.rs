@@ -279,6 +279,24 @@ pub enum ApiMisuse {
         /// The device.
         device: String,
     },
+    /// What a rank gives to a gather, or passes to its peers, has a limit.
+    #[error("{given} {what} are too many, the limit is {limit}")]
+    TooMany {
+        /// "bytes in a gather" or "file descriptors".
+        what: &'static str,
+        /// How many were given.
+        given: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A secret that goes over a network must be hard to guess.
+    #[error("a secret of {bytes} bytes is too short, {least} are needed")]
+    ShortSecret {
+        /// Its bytes.
+        bytes: usize,
+        /// The bytes needed.
+        least: usize,
+    },
     /// A stream is or is not capturing where the opposite is needed.
     #[error("{call}: the stream is {state}")]
     Capture {
@@ -389,9 +407,79 @@ pub enum Rendezvous {
         rank: usize,
         /// Those that did not come.
         missing: Vec<usize>,
-        /// How long this rank waited.
+        /// The patience of the rank that waited in vain first, which is this rank or one that told it.
         after: Duration,
     },
+    /// Ranks have died, or left while others still met them.
+    #[error("rank {rank}: rank(s) {missing:?} died or left")]
+    Lost {
+        /// This rank.
+        rank: usize,
+        /// Those that are gone.
+        missing: Vec<usize>,
+    },
+    /// Rank 0 does not take this rank.
+    #[error("rank {rank} is refused: {why}")]
+    Refused {
+        /// This rank.
+        rank: usize,
+        /// Why.
+        why: Refusal,
+    },
+    /// A peer sent what no rank sends, or what listens at the address is no rank.
+    #[error("rank {rank}: rank {peer} is not to be trusted: {why}")]
+    Protocol {
+        /// This rank.
+        rank: usize,
+        /// The peer.
+        peer: usize,
+        /// What it did.
+        why: String,
+    },
+    /// The address at which ranks would meet cannot be used.
+    #[error("rank {rank} cannot use {address}: {why}")]
+    Address {
+        /// This rank.
+        rank: usize,
+        /// The address.
+        address: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// File descriptors cannot be passed between two ranks.
+    #[error("rank {rank} cannot exchange file descriptors with rank {peer}: {why}")]
+    Unreachable {
+        /// This rank.
+        rank: usize,
+        /// The peer.
+        peer: usize,
+        /// Why.
+        why: String,
+    },
+    /// 128 bytes are not an [`Id`](crate::Id).
+    #[error("not an id: {0}")]
+    NotAnId(&'static str),
+    /// The environment does not say which ranks there are, or where they meet.
+    #[error("{0}")]
+    Launch(String),
+    /// The operating system refused something.
+    #[error("{why}")]
+    System {
+        /// What, and its reason.
+        why: String,
+    },
+}
+
+/// Why rank 0 does not take a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The secret differs. Two jobs may have come to one address.
+    #[error("its secret is not that of rank 0")]
+    Secret,
+    /// Somebody is this rank already.
+    #[error("another process is this rank already")]
+    Duplicate,
 }
 
 /// Why a kernel image cannot be used.

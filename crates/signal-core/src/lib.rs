@@ -27,6 +27,7 @@ pub mod layout;
 mod peer;
 mod plan;
 pub mod reference;
+pub mod rendezvous;
 mod settings;
 mod signal;
 
@@ -39,5 +40,6 @@ pub use self::kernel::{Algorithm, Kernel, Phase};
 pub use self::layout::Signal;
 pub use self::peer::prove_peer;
 pub use self::plan::Plan;
+pub use self::rendezvous::{Id, Rendezvous, TcpRendezvous, UnixRendezvous};
 pub use self::settings::{Settings, parse_bytes};
 pub use self::signal::{SIGNAL_BUFFER_BYTES, SignalPtr};

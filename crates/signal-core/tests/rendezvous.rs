@@ -1,0 +1,9 @@
+//! Ranks that meet: as threads here, and as processes where one has to die.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "clippy knows tests, but not what they call")]
+
+mod rendezvous {
+    mod faults;
+    mod gathers;
+    mod meetings;
+    pub(crate) mod tools;
+}
