@@ -3,6 +3,7 @@
 
 mod rendezvous {
     mod faults;
+    mod fds;
     mod gathers;
     mod meetings;
     pub(crate) mod tools;

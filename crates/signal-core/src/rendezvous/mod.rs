@@ -11,8 +11,10 @@ use std::time::Duration;
 use crate::error::Result;
 
 mod conn;
+pub mod fds;
 mod id;
 mod join;
+mod offer;
 mod secret;
 mod star;
 mod tcp;
