@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::error::Result;
 
 mod conn;
+mod env;
 pub mod fds;
 mod id;
 mod join;
@@ -21,6 +22,7 @@ mod tcp;
 mod unix;
 mod wire;
 
+pub use self::env::{Launch, from_env};
 pub use self::id::Id;
 pub use self::tcp::TcpRendezvous;
 pub use self::unix::UnixRendezvous;
