@@ -6,5 +6,6 @@ mod rendezvous {
     mod fds;
     mod gathers;
     mod meetings;
+    mod processes;
     pub(crate) mod tools;
 }

@@ -157,6 +157,12 @@ impl Conn {
         PollFd::new(&self.fd, PollFlags::OUT)
     }
 
+    /// Bytes of memory for what the peer sends.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.input.capacity()
+    }
+
     /// Lets the peer know that nothing more comes, after what was sent.
     pub(super) fn finish(&mut self) {
         self.deaf = true;

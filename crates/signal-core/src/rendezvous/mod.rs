@@ -13,6 +13,8 @@ use crate::error::Result;
 mod conn;
 mod env;
 pub mod fds;
+#[cfg(test)]
+mod fuzz;
 mod id;
 mod join;
 mod offer;

@@ -86,6 +86,15 @@ impl Star {
         self.world
     }
 
+    /// Bytes of memory for what peers send.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        match &self.links {
+            Links::Hub(members) => members.iter().flatten().map(Conn::held).sum(),
+            Links::Leaf(hub) => hub.held(),
+        }
+    }
+
     pub(super) fn gather(&mut self, bytes: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
