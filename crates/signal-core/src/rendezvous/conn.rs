@@ -1,6 +1,7 @@
 //! One connection: bytes in, bytes out, never blocking, with as much buffered as one frame needs.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +51,6 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], limit: Duration) -> Result<()> {
 }
 
 /// A connection to a peer.
-#[derive(Debug)]
 pub(super) struct Conn {
     fd: OwnedFd,
     input: Vec<u8>,
@@ -168,6 +168,14 @@ impl Conn {
         self.deaf = true;
         // Fails where the peer has gone already, which is as well.
         let _ = shutdown(&self.fd, Shutdown::Write);
+    }
+}
+
+/// Without what is under way, which may be large.
+impl fmt::Debug for Conn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Conn { fd, ended, deaf, .. } = self;
+        f.debug_struct("Conn").field("fd", fd).field("ended", ended).field("deaf", deaf).finish_non_exhaustive()
     }
 }
 

@@ -18,6 +18,7 @@ use rustix::net::{
 };
 
 use crate::error::{ApiMisuse, Error, Rendezvous as Reason, Result};
+use crate::signal::check_rank;
 
 use super::Rendezvous;
 use super::conn::{Deadline, wait};
@@ -48,6 +49,7 @@ pub fn exchange(
     patience: Duration,
 ) -> Result<Vec<Vec<OwnedFd>>> {
     let (rank, world) = (rendezvous.rank(), rendezvous.world_size());
+    check_rank(rank, world)?;
     if fds.len() > MAX_FDS {
         return Err(ApiMisuse::TooMany { what: "file descriptors", given: fds.len(), limit: MAX_FDS }.into());
     }

@@ -14,11 +14,13 @@ use rustix::net::{
     socketpair,
 };
 
+use crate::error::{Error, Rendezvous as Reason};
+
 use super::conn::{Conn, Deadline};
 use super::join::{follow, lead};
 use super::offer::{Offer, Parcel};
 use super::secret::{Secret, hex, random};
-use super::star::{Links, Star};
+use super::star::{Beat, Links, Star};
 use super::unix::unix_socket;
 use super::wire::{Frame, MAX_FRAME, MAX_GREETING, MAX_MESSAGE, Malformed, Ranks, Refused, Verdict};
 
@@ -235,6 +237,74 @@ fn strangers_do_not_disturb_a_group_that_forms() {
         prop_assert!(hub.is_ok() && leaf.is_ok(), "{:?}, {:?}", hub, leaf);
         Ok(())
     });
+}
+
+#[test]
+fn another_version_is_told_and_another_secret_too() {
+    let (socket, address) = listener(SocketType::STREAM);
+    let secret = Secret::new(b"secret");
+    std::thread::scope(|scope| {
+        let hub = scope.spawn(|| lead(socket, |_| true, &secret, 2, Deadline::new(LONG)));
+        let stranger = || Conn::new(reach(&address).unwrap().unwrap());
+        let mut other = stranger();
+        let mut hello = Frame::Hello { nonce: [1; 32] }.encode();
+        hello[4] = 7;
+        other.send(hello);
+        assert_eq!(await_frame(&mut other), Some(Frame::Refuse(Refused::Version)));
+        assert_eq!(await_frame(&mut other), None);
+
+        // Rank 0's own challenge and proof are of no use to who does not know the secret.
+        let mut other = stranger();
+        other.send(Frame::Hello { nonce: [1; 32] }.encode());
+        let Some(Frame::Challenge { nonce }) = await_frame(&mut other) else { panic!("no challenge") };
+        let mac = Secret::new(b"another").prove_rank(&[1; 32], &nonce, 1, 2);
+        other.send(Frame::Proof { rank: 1, world: 2, mac }.encode());
+        assert_eq!(await_frame(&mut other), Some(Frame::Refuse(Refused::Secret)));
+        assert_eq!(await_frame(&mut other), None);
+        // A proof that was heard once is of no use for another challenge.
+        let mut other = stranger();
+        other.send(Frame::Hello { nonce: [1; 32] }.encode());
+        assert_ne!(await_frame(&mut other), Some(Frame::Challenge { nonce }));
+        let mac = secret.prove_rank(&[1; 32], &nonce, 1, 2);
+        other.send(Frame::Proof { rank: 1, world: 2, mac }.encode());
+        assert_eq!(await_frame(&mut other), Some(Frame::Refuse(Refused::Secret)));
+
+        assert!(follow(|_| reach(&address), &secret, 1, 2, Deadline::new(LONG)).is_ok());
+        assert!(hub.join().unwrap().is_ok());
+    });
+}
+
+/// What listens knows how to talk, but not the secret.
+#[test]
+fn a_false_rank_0_is_found_out() {
+    let secret = Secret::new(b"secret");
+    let (ours, theirs) = pair();
+    let mut once = Some(ours);
+    let result = std::thread::scope(|scope| {
+        let leaf = scope.spawn(|| timed(LONG, || follow(|_| Ok(once.take()), &secret, 1, 2, Deadline::new(LONG))));
+        let mut hub = Conn::new(theirs);
+        assert!(matches!(await_frame(&mut hub), Some(Frame::Hello { .. })));
+        hub.send(Frame::Challenge { nonce: [5; 32] }.encode());
+        let Some(Frame::Proof { mac, .. }) = await_frame(&mut hub) else { panic!("no proof") };
+        // The rank's own proof is what comes nearest.
+        hub.send(Frame::Welcome { mac }.encode());
+        hub.send(Frame::Start.encode());
+        leaf.join().unwrap()
+    });
+    assert!(matches!(result, Err(Error::Rendezvous(Reason::Protocol { peer: 0, .. }))), "{result:?}");
+}
+
+/// A rank whose patience ends must not name one that has just come.
+#[test]
+fn who_comes_is_told_at_once() {
+    let (conn, peer) = pair();
+    let (mut members, mut peer) = (vec![None, Some(Conn::new(conn))], Conn::new(peer));
+    let mut beat = Beat::new();
+    std::thread::sleep(beat.left());
+    for present in [Ranks::of([0]), Ranks::of([0, 2]), Ranks::of([0, 2, 3])] {
+        beat.tell(&mut members, present);
+        assert_eq!(peer.next(MAX_FRAME), Ok(Some(Frame::Waiting { present })));
+    }
 }
 
 #[test]

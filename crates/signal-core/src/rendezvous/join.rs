@@ -91,16 +91,19 @@ fn assemble(
                 Outcome::Ends(verdict) => return Err(Fault::Shared(verdict)),
             }
         }
+        let mut lost = Ranks::default();
         for (rank, member) in members.iter_mut().enumerate() {
             let Some(member) = member else { continue };
             member.flush();
             match member.next(MAX_GREETING) {
                 Ok(Some(Frame::Fail(verdict))) if verdict.fits(world) => return Err(Fault::Shared(verdict)),
                 Ok(Some(other)) => return Err(Fault::Peer(rank, unexpected(&other))),
-                Ok(None) if member.has_ended() => return Err(Fault::lost(rank)),
-                Ok(None) => {}
+                Ok(None) => lost = lost.and(member.has_ended().then_some(rank)),
                 Err(why) => return Err(Fault::Peer(rank, why.to_string())),
             }
+        }
+        if lost != Ranks::default() {
+            return Err(Fault::Shared(Verdict::Lost { missing: lost }));
         }
         let present = Ranks::of((0..world).filter(|rank| *rank == 0 || members[*rank].is_some()));
         let missing = Ranks::of((0..world).filter(|rank| !present.contains(*rank)));

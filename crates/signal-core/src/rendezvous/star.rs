@@ -144,11 +144,13 @@ pub(super) fn leave(hub: &mut Conn, verdict: Verdict) {
 #[derive(Debug)]
 pub(super) struct Beat {
     next: Instant,
+    /// Who was present when it was last said; nobody before that.
+    told: Ranks,
 }
 
 impl Beat {
     pub(super) fn new() -> Self {
-        Beat { next: Instant::now() + FIRST_BEAT }
+        Beat { next: Instant::now() + FIRST_BEAT, told: Ranks::default() }
     }
 
     /// The time until the next word is due.
@@ -156,11 +158,14 @@ impl Beat {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Tells `members` who is present, if it is time.
+    /// Tells `members` who is present, if it is time or has changed since: a rank whose patience ends must not name one that
+    /// has just come.
     pub(super) fn tell(&mut self, members: &mut [Option<Conn>], present: Ranks) {
-        if !self.left().is_zero() {
+        let changed = self.told != Ranks::default() && self.told != present;
+        if !changed && !self.left().is_zero() {
             return;
         }
+        self.told = present;
         self.next = Instant::now() + BEAT;
         let word: Arc<[u8]> = Frame::Waiting { present }.encode().into();
         // Who does not read, because it is stopped, must not have words pile up here.
@@ -177,6 +182,7 @@ fn collect(members: &mut [Option<Conn>], own: &[u8], sequence: u64, deadline: De
     parts[0] = Some(own.to_vec());
     let mut beat = Beat::new();
     loop {
+        let mut lost = Ranks::default();
         for (rank, member) in members.iter_mut().enumerate() {
             let Some(member) = member else { continue };
             member.flush();
@@ -189,11 +195,16 @@ fn collect(members: &mut [Option<Conn>], own: &[u8], sequence: u64, deadline: De
                     }
                     Ok(Some(Frame::Fail(verdict))) if verdict.fits(world) => return Err(Fault::Shared(verdict)),
                     Ok(Some(other)) => return Err(Fault::Peer(rank, unexpected(&other))),
-                    Ok(None) if member.has_ended() => return Err(Fault::lost(rank)),
-                    Ok(None) => break,
+                    Ok(None) => {
+                        lost = lost.and(member.has_ended().then_some(rank));
+                        break;
+                    }
                     Err(why) => return Err(Fault::Peer(rank, why.to_string())),
                 }
             }
+        }
+        if lost != Ranks::default() {
+            return Err(Fault::Shared(Verdict::Lost { missing: lost }));
         }
         let present = Ranks::of((0..world).filter(|rank| parts[*rank].is_some()));
         if (0..world).all(|rank| present.contains(rank)) {

@@ -36,6 +36,11 @@ impl Ranks {
         Ranks(ranks.into_iter().filter(|rank| *rank < MAX_GPUS).fold(0, |set, rank| set | 1 << rank))
     }
 
+    /// These and one more, if there is one.
+    pub(super) fn and(self, rank: Option<usize>) -> Self {
+        Ranks(self.0 | Ranks::of(rank).0)
+    }
+
     pub(super) fn contains(self, rank: usize) -> bool {
         rank < MAX_GPUS && self.0 >> rank & 1 == 1
     }

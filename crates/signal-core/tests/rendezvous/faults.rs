@@ -87,3 +87,16 @@ fn a_rank_that_leaves_while_others_are_late_is_named() {
     // It said why before it went.
     results.iter().flatten().for_each(|result| assert_absent(result, &[2]));
 }
+
+#[test]
+fn all_who_left_are_named() {
+    let results = run(unix(5), |mut one| {
+        let rank = one.rank();
+        if rank == 1 || rank == 4 {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        Some(within(Duration::ZERO, || one.gather(b"", LONG)))
+    });
+    results.iter().flatten().for_each(|result| assert_lost(result, &[1, 4]));
+}
