@@ -118,7 +118,15 @@ impl Launch {
     /// [`ApiMisuse::Setting`] with a variable that is set to what it cannot mean, or that contradicts another, and
     /// [`Launch`](Reason::Launch) where variables are missing: with all that was looked for, if none is set.
     pub fn from_env() -> Result<Self> {
-        Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), hydra_proxy)
+        Self::from_vars(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// What variables say that do not come from the environment.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        Self::read(get, hydra_proxy)
     }
 
     /// What `get` says of variables, and `proxy` of the process that started this one for MPICH.

@@ -12,9 +12,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv, recvmsg, send,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv, recvmsg, send, sendmsg,
 };
 
 use crate::error::{ApiMisuse, Error, Rendezvous as Reason, Result};
@@ -25,7 +24,7 @@ use super::conn::{Deadline, wait};
 use super::offer::{Offer, PARCEL, Parcel};
 use super::secret::{hex, random};
 use super::unix::{is_own_user, unix_socket};
-use super::wire::{Frame, MAX_GREETING, Ranks, Verdict};
+use super::wire::{Frame, MAX_GREETING, Verdict};
 
 /// Most descriptors that one message can carry (SCM_MAX_FD of Linux).
 pub const MAX_FDS: usize = 253;
@@ -37,7 +36,8 @@ const STRANGERS: usize = 32;
 /// Gives `fds` to every rank and returns what every rank gave, by rank; its own as duplicates. Collective: every rank gives
 /// equally many. All are closed on exec.
 ///
-/// An error on one rank ends the exchange on the others too, unless they were done; then their next gather may fail.
+/// An error on one rank ends the group ([`Rendezvous::end`]): the others' exchange fails too, or their next gather if they
+/// were done.
 ///
 /// # Errors
 /// [`Disagreement`](Reason::Disagreement) where ranks give different numbers; [`Unreachable`](Reason::Unreachable) where they
@@ -53,7 +53,12 @@ pub fn exchange(
     if fds.len() > MAX_FDS {
         return Err(ApiMisuse::TooMany { what: "file descriptors", given: fds.len(), limit: MAX_FDS }.into());
     }
-    let deadline = Deadline::new(patience);
+    // However it ends here, the others must not wait for what does not come; some may be on their way to the next gather.
+    meet(rendezvous, fds, Deadline::new(patience)).inspect_err(|error| rendezvous.end(error))
+}
+
+fn meet(rendezvous: &mut dyn Rendezvous, fds: &[BorrowedFd<'_>], deadline: Deadline) -> Result<Vec<Vec<OwnedFd>>> {
+    let (rank, world) = (rendezvous.rank(), rendezvous.world_size());
     let name = format!("signal-comm/fds/{}", hex(&random::<16>()?));
     let own = Offer::new(name, fds.len())?;
     // Everybody listens before the gather ends, so everybody can connect at once after it.
@@ -75,13 +80,8 @@ pub fn exchange(
     peers[rank].received = true;
 
     let mut round = Round { rank, offers: &offers, fds, listener, peers, strangers: Vec::new() };
-    match round.run(deadline) {
-        Ok(()) => Ok(round.peers.into_iter().filter_map(|peer| peer.given).collect()),
-        Err(error) => {
-            round.dismiss(&error);
-            Err(error)
-        }
-    }
+    round.run(deadline).inspect_err(|error| round.dismiss(error))?;
+    Ok(round.peers.into_iter().filter_map(|peer| peer.given).collect())
 }
 
 /// One exchange.
@@ -123,7 +123,7 @@ impl Round<'_> {
                 self.hear(peer)?;
             }
             self.accept()?;
-            self.receive();
+            self.receive()?;
             if self.peers.iter().all(|peer| peer.received && peer.given.is_some()) {
                 return Ok(());
             }
@@ -247,40 +247,35 @@ impl Round<'_> {
     }
 
     /// Takes what strangers sent; those who sent something else go, and what they sent is closed.
-    fn receive(&mut self) {
+    fn receive(&mut self) -> Result<()> {
         for socket in std::mem::take(&mut self.strangers) {
             match take_message(&socket) {
                 Err(Errno::AGAIN) => self.strangers.push(socket),
-                Ok((parcel, given)) => {
-                    let Some(parcel) = Parcel::decode(&parcel) else { continue };
+                Ok(message) => {
+                    let Some(parcel) = Parcel::decode(&message.bytes) else { continue };
                     let expected = self.fds.len();
                     let own = &self.offers[self.rank];
                     let Some(peer) = self.peers.get_mut(parcel.rank) else { continue };
-                    if !own.is_token(&parcel.token) || parcel.count != expected || given.len() != expected {
+                    if !own.is_token(&parcel.token) || parcel.count != expected || peer.given.is_some() {
                         continue;
                     }
-                    if peer.given.is_some() {
-                        continue;
+                    if message.fds.len() < expected {
+                        // The kernel drops those for which this process has no room left.
+                        return Err(failed("recvmsg", Errno::MFILE));
                     }
                     say(&socket, Frame::Start);
-                    peer.given = Some(given);
+                    peer.given = Some(message.fds);
                     peer.back = Some(socket);
                 }
                 Err(_) => {}
             }
         }
+        Ok(())
     }
 
     /// Tells the peers who is missing; without a word they would name this rank.
     fn dismiss(&self, error: &Error) {
-        let ranks = |missing: &Vec<usize>| Ranks::of(missing.iter().copied());
-        let verdict = match error {
-            Error::Rendezvous(Reason::Absent { missing, after, .. }) => {
-                Verdict::Absent { missing: ranks(missing), after: *after }
-            }
-            Error::Rendezvous(Reason::Lost { missing, .. }) => Verdict::Lost { missing: ranks(missing) },
-            _ => return,
-        };
+        let Some(verdict) = Verdict::of(error) else { return };
         for socket in self.peers.iter().filter_map(|peer| peer.back.as_ref()) {
             say(socket, Frame::Fail(verdict));
         }
@@ -292,8 +287,13 @@ fn say(socket: &OwnedFd, frame: Frame) {
     while let Err(Errno::INTR) = send(socket, &frame.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {}
 }
 
+struct Message {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
 /// One message and its descriptors. [`Errno::AGAIN`] while there is none; other errors are final.
-fn take_message(socket: impl AsFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+fn take_message(socket: impl AsFd) -> Result<Message, Errno> {
     loop {
         let mut bytes = [0; PARCEL + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -312,11 +312,7 @@ fn take_message(socket: impl AsFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
         if message.bytes == 0 {
             return Err(Errno::CONNRESET);
         }
-        // This process may be out of descriptors: then some are missing.
-        if message.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
-            return Err(Errno::MSGSIZE);
-        }
-        return Ok((bytes[..message.bytes].to_vec(), fds));
+        return Ok(Message { bytes: bytes[..message.bytes].to_vec(), fds });
     }
 }
 

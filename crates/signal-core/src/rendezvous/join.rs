@@ -221,7 +221,7 @@ pub(super) fn follow(
         Err(fault) => fault,
     };
     let (error, verdict) = fault.settle(rank, world);
-    leave(&mut hub, verdict);
+    leave(&mut hub, rank, verdict);
     Err(error)
 }
 

@@ -8,7 +8,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 mod conn;
 mod env;
@@ -50,6 +50,15 @@ pub trait Rendezvous: Debug + Send {
     /// [`Lost`](crate::error::Rendezvous::Lost) with ranks that died or dropped their rendezvous.
     /// [`ApiMisuse::TooMany`](crate::ApiMisuse::TooMany) over 1 MiB: nothing was sent then, and the group goes on.
     fn gather(&mut self, bytes: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Ends the group because of `error`, which this rank met elsewhere: every later gather fails with it, and those of the
+    /// other ranks at once: with the ranks that it says are absent or lost, else with this one as lost.
+    ///
+    /// Without it, a rank that leaves because another has died would itself be taken for lost. It does nothing unless it is
+    /// implemented.
+    fn end(&mut self, error: &Error) {
+        let _ = error;
+    }
 }
 
 impl<R: Rendezvous + ?Sized> Rendezvous for Box<R> {
@@ -63,6 +72,10 @@ impl<R: Rendezvous + ?Sized> Rendezvous for Box<R> {
 
     fn gather(&mut self, bytes: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
         (**self).gather(bytes, patience)
+    }
+
+    fn end(&mut self, error: &Error) {
+        (**self).end(error);
     }
 }
 

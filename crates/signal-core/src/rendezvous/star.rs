@@ -112,13 +112,24 @@ impl Star {
         };
         result.map_err(|fault| {
             let (error, verdict) = fault.settle(rank, world);
-            match &mut self.links {
-                Links::Hub(members) => dismiss(members, verdict),
-                Links::Leaf(hub) => leave(hub, verdict),
-            }
-            self.failed = Some(error.clone());
+            self.fail(error.clone(), verdict);
             error
         })
+    }
+
+    pub(super) fn end(&mut self, error: &Error) {
+        if self.failed.is_none() {
+            let verdict = Verdict::of(error).unwrap_or(Verdict::Lost { missing: Ranks::of([self.rank]) });
+            self.fail(error.clone(), verdict);
+        }
+    }
+
+    fn fail(&mut self, error: Error, verdict: Verdict) {
+        match &mut self.links {
+            Links::Hub(members) => dismiss(members, verdict),
+            Links::Leaf(hub) => leave(hub, self.rank, verdict),
+        }
+        self.failed = Some(error);
     }
 }
 
@@ -132,9 +143,10 @@ pub(super) fn dismiss(members: &mut [Option<Conn>], verdict: Verdict) {
     }
 }
 
-/// Leaves rank 0. Who is absent it has to be told; anything else it sees by itself.
-pub(super) fn leave(hub: &mut Conn, verdict: Verdict) {
-    if let Verdict::Absent { .. } = verdict {
+/// Leaves rank 0, and tells it what it cannot see by itself.
+pub(super) fn leave(hub: &mut Conn, rank: usize, verdict: Verdict) {
+    let seen = |missing| missing == Ranks::of([0]) || missing == Ranks::of([rank]);
+    if !matches!(verdict, Verdict::Lost { missing } if seen(missing)) {
         hub.send(Frame::Fail(verdict).encode());
     }
     hub.finish();

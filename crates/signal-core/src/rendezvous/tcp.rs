@@ -87,6 +87,10 @@ impl Rendezvous for TcpRendezvous {
     fn gather(&mut self, bytes: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
         self.star.gather(bytes, patience)
     }
+
+    fn end(&mut self, error: &Error) {
+        self.star.end(error);
+    }
 }
 
 /// Small frames that are answered must not wait for more to send.

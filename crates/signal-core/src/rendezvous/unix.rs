@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
-use crate::error::{Rendezvous as Reason, Result};
+use crate::error::{Error, Rendezvous as Reason, Result};
 use crate::signal::{check_rank, check_world};
 
 use super::conn::Deadline;
@@ -47,7 +47,7 @@ impl UnixRendezvous {
     /// [`Address`](Reason::Address) and [`Protocol`](Reason::Protocol) where the name is somebody else's.
     pub fn new(name: &str, secret: &[u8], rank: usize, world: usize, patience: Duration) -> Result<Self> {
         // A name of any length, and no two users' are the same.
-        let uid = rustix::process::getuid().as_raw();
+        let uid = rustix::process::geteuid().as_raw();
         let hash = digest(&[b"signal name", &uid.to_le_bytes(), name.as_bytes()]);
         Self::meet(&hex(&hash[..16]), &Secret::new(secret), rank, world, patience)
     }
@@ -80,6 +80,10 @@ impl Rendezvous for UnixRendezvous {
 
     fn gather(&mut self, bytes: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
         self.star.gather(bytes, patience)
+    }
+
+    fn end(&mut self, error: &Error) {
+        self.star.end(error);
     }
 }
 
@@ -134,6 +138,6 @@ fn abstract_address(name: &str, rank: usize) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|error| cannot(name, rank, error))
 }
 
-fn cannot(name: &str, rank: usize, error: Errno) -> crate::Error {
+fn cannot(name: &str, rank: usize, error: Errno) -> Error {
     Reason::Address { rank, address: format!("@{name}"), why: error.to_string() }.into()
 }

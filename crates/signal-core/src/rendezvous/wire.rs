@@ -83,6 +83,18 @@ impl Verdict {
         .into()
     }
 
+    /// What an error says of ranks that are missing.
+    pub(super) fn of(error: &Error) -> Option<Self> {
+        let ranks = |missing: &Vec<usize>| Ranks::of(missing.iter().copied());
+        match error {
+            Error::Rendezvous(Rendezvous::Absent { missing, after, .. }) => {
+                Some(Verdict::Absent { missing: ranks(missing), after: *after })
+            }
+            Error::Rendezvous(Rendezvous::Lost { missing, .. }) => Some(Verdict::Lost { missing: ranks(missing) }),
+            _ => None,
+        }
+    }
+
     /// Whether it can be said in a group of `world`.
     pub(super) fn fits(self, world: usize) -> bool {
         match self {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use signal_core::Rendezvous;
+use signal_core::error::Rendezvous as Reason;
+use signal_core::{Error, Rendezvous};
 
 use super::tools::{LONG, assert_absent, assert_lost, run, tcp, unix, within};
 
@@ -99,4 +100,35 @@ fn all_who_left_are_named() {
         Some(within(Duration::ZERO, || one.gather(b"", LONG)))
     });
     results.iter().flatten().for_each(|result| assert_lost(result, &[1, 4]));
+}
+
+/// A rank that ends its group says why, and is not itself taken for the cause.
+#[test]
+fn who_ends_a_group_says_why() {
+    for ender in [0, 2] {
+        for group in groups(4) {
+            let reason = Error::from(Reason::Lost { rank: ender, missing: vec![1] });
+            let results = run(group, |mut one| {
+                let rank = one.rank();
+                if rank == ender {
+                    one.end(&reason);
+                    assert_eq!(one.gather(b"", LONG), Err(reason.clone()));
+                    return None;
+                }
+                Some(within(Duration::ZERO, || one.gather(b"", LONG))).filter(|_| rank != 1)
+            });
+            results.iter().flatten().for_each(|result| assert_lost(result, &[1]));
+        }
+    }
+    // For a reason of its own.
+    let results = run(unix(3), |mut one| {
+        if one.rank() == 1 {
+            one.end(&Error::from(Reason::System { why: "no memory".to_owned() }));
+            // Not because it leaves.
+            std::thread::sleep(SOON);
+            return None;
+        }
+        Some(within(Duration::ZERO, || one.gather(b"", LONG)))
+    });
+    results.iter().flatten().for_each(|result| assert_lost(result, &[1]));
 }
