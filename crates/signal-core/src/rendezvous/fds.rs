@@ -131,6 +131,8 @@ impl Round<'_> {
             let gone = |peer: &Peer| peer.gone && !(peer.received && peer.given.is_some());
             let lost: Vec<_> = (0..self.peers.len()).filter(|peer| gone(&self.peers[*peer])).collect();
             if !lost.is_empty() {
+                // It may have left because of another, and have said so on a connection that was taken only now.
+                (0..self.peers.len()).try_for_each(|peer| self.hear(peer))?;
                 return Err(Reason::Lost { rank: self.rank, missing: lost }.into());
             }
             if deadline.passed() {
@@ -150,10 +152,9 @@ impl Round<'_> {
         }
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.strangers.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        for peer in self.peers.iter().filter(|peer| !peer.gone) {
-            if let Some(out) = &peer.out {
-                fds.push(PollFd::new(out, PollFlags::IN));
-            }
+        for peer in &self.peers {
+            fds.extend(peer.out.iter().filter(|_| !peer.gone).map(|out| PollFd::new(out, PollFlags::IN)));
+            fds.extend(peer.back.iter().map(|back| PollFd::new(back, PollFlags::IN)));
         }
         wait(&mut fds, limit)
     }
@@ -173,7 +174,8 @@ impl Round<'_> {
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
                 // It listened when it published the name.
                 Err(Errno::CONNREFUSED) if self.offers[peer].knows_network() => {
-                    return Err(Reason::Lost { rank: self.rank, missing: vec![peer] }.into());
+                    (self.peers[peer].sent, self.peers[peer].gone) = (true, true);
+                    return Ok(true);
                 }
                 Err(Errno::CONNREFUSED) => {
                     return Err(unreachable("it died, or it is in another network namespace (container)").into());
@@ -202,31 +204,36 @@ impl Round<'_> {
         Ok(true)
     }
 
-    /// What a peer says about the descriptors it was sent.
+    /// What a peer says, on either connection: that it has its descriptors, or that it gives up and why.
     fn hear(&mut self, peer: usize) -> Result<()> {
         let (rank, world) = (self.rank, self.peers.len());
-        let Peer { out: Some(socket), received, gone: gone @ false, .. } = &mut self.peers[peer] else { return Ok(()) };
-        loop {
-            let mut bytes = [0; MAX_GREETING];
-            match recv(&*socket, &mut bytes, RecvFlags::DONTWAIT) {
-                Ok((count @ 1.., _)) => match Frame::decode(&bytes[..count.min(MAX_GREETING)], MAX_GREETING) {
-                    Ok(Some((Frame::Start, _))) => *received = true,
-                    Ok(Some((Frame::Fail(verdict), _))) if verdict.fits(world) => {
-                        return Err(verdict.error(rank, world));
-                    }
-                    _ => {
-                        let why = "it answered with what is no receipt".to_owned();
-                        return Err(Reason::Protocol { rank, peer, why }.into());
-                    }
-                },
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Ok((0, _)) | Err(_) => {
-                    *gone = true;
-                    return Ok(());
+        let Peer { out, back, received, gone, .. } = &mut self.peers[peer];
+        let mut words = Vec::new();
+        if let Some(out) = out.as_ref().filter(|_| !*gone) {
+            let word = hear(out);
+            *gone = word == Word::Gone;
+            words.push(word);
+        }
+        if let Some(socket) = back {
+            let word = hear(socket);
+            if word == Word::Gone {
+                // What was said on the other one counts.
+                *back = None;
+            }
+            words.push(word);
+        }
+        for word in words {
+            match word {
+                Word::Nothing | Word::Gone => {}
+                Word::Frame(Frame::Start) => *received = true,
+                Word::Frame(Frame::Fail(verdict)) if verdict.fits(world) => return Err(verdict.error(rank, world)),
+                Word::Frame(_) | Word::Nonsense => {
+                    let why = "it answered with what is no receipt".to_owned();
+                    return Err(Reason::Protocol { rank, peer, why }.into());
                 }
             }
         }
+        Ok(())
     }
 
     fn accept(&mut self) -> Result<()> {
@@ -273,16 +280,44 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Tells the peers who is missing; without a word they would name this rank.
-    fn dismiss(&self, error: &Error) {
+    /// Tells the peers who is missing, on every connection there is; without a word they would name this rank.
+    fn dismiss(&mut self, error: &Error) {
         let Some(verdict) = Verdict::of(error) else { return };
-        for socket in self.peers.iter().filter_map(|peer| peer.back.as_ref()) {
+        // Those who wait to be taken get a word too, or an end where even that fails.
+        let _ = self.accept();
+        let connections = self.peers.iter().flat_map(|peer| [&peer.out, &peer.back]).flatten();
+        for socket in connections.chain(&self.strangers) {
             say(socket, Frame::Fail(verdict));
         }
     }
 }
 
-/// One frame, to a queue that has never held more than one; the peer may have gone.
+/// What comes on a connection.
+#[derive(Debug, PartialEq)]
+enum Word {
+    Nothing,
+    Frame(Frame),
+    Nonsense,
+    /// The peer has closed it.
+    Gone,
+}
+
+fn hear(socket: &OwnedFd) -> Word {
+    loop {
+        let mut bytes = [0; MAX_GREETING];
+        return match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((count @ 1.., _)) => match Frame::decode(&bytes[..count.min(MAX_GREETING)], MAX_GREETING) {
+                Ok(Some((frame, _))) => Word::Frame(frame),
+                _ => Word::Nonsense,
+            },
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Word::Nothing,
+            Ok((0, _)) | Err(_) => Word::Gone,
+        };
+    }
+}
+
+/// One frame, to a queue that has never held more than two; the peer may have gone.
 fn say(socket: &OwnedFd, frame: Frame) {
     while let Err(Errno::INTR) = send(socket, &frame.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {}
 }

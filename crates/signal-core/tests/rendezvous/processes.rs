@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_core::rendezvous::fds::exchange;
+use signal_core::rendezvous::from_env;
 use signal_core::{Rendezvous, Result, UnixRendezvous};
 
 use super::tools::{LONG, SLACK, assert_absent, assert_lost, each, name, within};
@@ -54,6 +55,9 @@ impl Drop for Rank {
 #[test]
 fn child() {
     let Ok(role) = std::env::var(CHILD) else { return };
+    if role == "job" {
+        return gather_twice();
+    }
     let [role, name, rank] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let mut one = UnixRendezvous::new(name, b"", rank.parse().unwrap(), WORLD, LONG).unwrap();
     match role {
@@ -76,6 +80,56 @@ fn child() {
             exchange(&mut one, &[fd.as_fd()], LONG).unwrap();
         }
         other => panic!("no role {other}"),
+    }
+}
+
+/// A rank as a launcher starts it: makes two groups, and says what was gathered.
+fn gather_twice() {
+    let mut groups: Vec<_> = (0..2).map(|_| from_env(LONG).unwrap()).collect();
+    for (turn, group) in groups.iter_mut().enumerate() {
+        let own = format!("{}:{}:{turn}", std::env::var("TEST_JOB").unwrap(), group.rank());
+        let all = group.gather(own.as_bytes(), LONG).unwrap();
+        let all: Vec<_> = all.iter().map(|part| String::from_utf8_lossy(part)).collect();
+        println!("gathered {}", all.join(" "));
+    }
+}
+
+/// Two jobs at once of each launcher, with the variables that it sets and nothing that says where to meet.
+#[test]
+fn jobs_of_every_launcher_meet_and_do_not_meet_each_other() {
+    // With %r for the rank and %j for what tells the jobs apart.
+    let launchers = [
+        "RANK=%r WORLD_SIZE=2 LOCAL_RANK=%r LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%j TORCHELASTIC_RUN_ID=none",
+        "OMPI_COMM_WORLD_RANK=%r OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=%r OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+         PMIX_NAMESPACE=%j",
+        "PMI_RANK=%r PMI_SIZE=2 MPI_LOCALRANKID=%r MPI_LOCALNRANKS=2 PMI_JOBID=%j",
+        "SLURM_PROCID=%r SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=%r SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 \
+         SLURM_JOB_ID=7 SLURM_STEP_ID=%j",
+        "SIGNAL_RANK=%r SIGNAL_WORLD=2 SIGNAL_RENDEZVOUS=unix:%j SIGNAL_SECRET=secret",
+    ];
+    let mut children = Vec::new();
+    for (number, launcher) in launchers.iter().enumerate() {
+        for job in [2 * number, 2 * number + 1] {
+            // Nobody else's, whatever else runs on this machine.
+            let id = format!("{}{job:02}", std::process::id());
+            for rank in ["0", "1"] {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                command.args(["--exact", "rendezvous::processes::child", "--nocapture"]).env_clear();
+                for variable in launcher.split_whitespace() {
+                    let (name, value) = variable.split_once('=').unwrap();
+                    command.env(name, value.replace("%r", rank).replace("%j", &id));
+                }
+                let child = command.env(CHILD, "job").env("TEST_JOB", job.to_string()).stdout(Stdio::piped()).spawn();
+                children.push((job, Rank(child.unwrap())));
+            }
+        }
+    }
+    for (job, mut child) in children {
+        let output = std::io::read_to_string(child.0.stdout.take().unwrap()).unwrap();
+        for turn in 0..2 {
+            let expected = format!("gathered {job}:0:{turn} {job}:1:{turn}\n");
+            assert!(output.contains(&expected), "{expected} is not in {output}");
+        }
     }
 }
 
@@ -168,13 +222,14 @@ fn a_stopped_rank_holds_nobody_longer_than_their_patience() {
 }
 
 #[test]
-fn a_rank_that_is_killed_before_it_gives_its_descriptors_is_named() {
-    for doomed in 0..WORLD {
+fn a_rank_that_is_killed_while_it_gives_its_descriptors_is_named() {
+    for round in 0..12 {
+        let doomed = round % WORLD;
         let name = name("fds");
         let mut child = Rank::start("exchange", &name, doomed);
         let killer = std::thread::spawn(move || {
             child.is_there();
-            std::thread::sleep(Duration::from_micros(300 * doomed as u64));
+            std::thread::sleep(Duration::from_micros(100 * round as u64));
             child.signal(Signal::KILL);
             child
         });
