@@ -196,9 +196,9 @@ impl Round<'_> {
             return Err(failed("sendmsg", Errno::NOBUFS));
         }
         match sendmsg(socket, &[IoSlice::new(&parcel)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(_) => self.peers[peer].sent = true,
+            // Where it has gone, its last word is still to be heard.
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => self.peers[peer].sent = true,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            Err(Errno::PIPE | Errno::CONNRESET) => self.peers[peer].gone = true,
             Err(error) => return Err(failed("sendmsg", error)),
         }
         Ok(true)

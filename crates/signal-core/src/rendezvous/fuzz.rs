@@ -185,7 +185,7 @@ fn frames_survive_their_bytes() {
 
 #[test]
 fn any_bytes_are_read_or_refused() {
-    run(8000, (attack(), any::<bool>()), |(bytes, greeting)| {
+    run(4000, (attack(), any::<bool>()), |(bytes, greeting)| {
         let limit = if greeting { MAX_GREETING } else { MAX_FRAME };
         let mut rest = &bytes[..];
         while let Ok(Some((frame, size))) = Frame::decode(rest, limit) {
@@ -305,6 +305,21 @@ fn who_comes_is_told_at_once() {
         beat.tell(&mut members, present);
         assert_eq!(peer.next(MAX_FRAME), Ok(Some(Frame::Waiting { present })));
     }
+}
+
+#[test]
+fn a_silent_stranger_is_closed_in_time() {
+    let (socket, address) = listener(SocketType::STREAM);
+    let secret = Secret::new(b"secret");
+    std::thread::scope(|scope| {
+        let hub = scope.spawn(|| lead(socket, |_| true, &secret, 2, Deadline::new(LONG)));
+        let mut stranger = Conn::new(reach(&address).unwrap().unwrap());
+        let ended = timed(Duration::from_secs(2), || await_frame(&mut stranger));
+        assert_eq!(ended, None);
+        assert!(!hub.is_finished(), "the group waits on");
+        assert!(follow(|_| reach(&address), &secret, 1, 2, Deadline::new(LONG)).is_ok());
+        assert!(hub.join().unwrap().is_ok());
+    });
 }
 
 #[test]

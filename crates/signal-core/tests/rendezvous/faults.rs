@@ -7,7 +7,7 @@ use signal_core::{Error, Rendezvous};
 
 use super::tools::{LONG, assert_absent, assert_lost, run, tcp, unix, within};
 
-const SOON: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_millis(200);
 
 fn groups(world: usize) -> [Vec<Box<dyn Rendezvous>>; 2] {
     [unix(world), tcp(world)]

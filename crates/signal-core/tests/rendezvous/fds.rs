@@ -171,7 +171,7 @@ fn a_peer_that_does_not_listen_is_named() {
 
 #[test]
 fn ranks_that_do_not_come_are_named() {
-    const SOON: Duration = Duration::from_millis(300);
+    const SOON: Duration = Duration::from_millis(200);
     // Before the gather, where that names them, and after it.
     let results = run(unix(3), |one| {
         if one.rank() == 1 {

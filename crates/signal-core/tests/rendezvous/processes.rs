@@ -200,7 +200,7 @@ fn a_rank_that_is_killed_in_the_middle_of_a_frame_is_named() {
 
 #[test]
 fn a_stopped_rank_holds_nobody_longer_than_their_patience() {
-    const SOON: Duration = Duration::from_millis(1500);
+    const SOON: Duration = Duration::from_millis(700);
     for stopped in [0, 2] {
         let name = name("stopped");
         let mut child = Rank::start("idle", &name, stopped);
