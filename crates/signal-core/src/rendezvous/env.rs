@@ -22,7 +22,7 @@ pub fn from_env(patience: Duration) -> Result<Box<dyn Rendezvous>> {
 ///
 /// # Variables
 /// The first of these that is set says the rank and the number of ranks:
-/// - `SIGNAL_RANK` and `SIGNAL_WORLD`;
+/// - `SIGNAL_RANK` and `SIGNAL_WORLD`, with `SIGNAL_LOCAL_RANK` and `SIGNAL_LOCAL_WORLD` where they matter;
 /// - torchrun's `RANK` and `WORLD_SIZE`, with `LOCAL_RANK` and `LOCAL_WORLD_SIZE`;
 /// - Open MPI's `OMPI_COMM_WORLD_RANK` and `_SIZE`, `_LOCAL_RANK` and `_LOCAL_SIZE`;
 /// - MPICH's and Intel MPI's `PMI_RANK` and `PMI_SIZE`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`;

@@ -17,7 +17,7 @@ use rustix::net::{
 use crate::error::{Error, Rendezvous as Reason};
 
 use super::conn::{Conn, Deadline};
-use super::join::{follow, lead};
+use super::join::{STRANGERS, follow, lead};
 use super::offer::{Offer, Parcel};
 use super::secret::{Secret, hex, random};
 use super::star::{Beat, Links, Star};
@@ -318,6 +318,47 @@ fn a_silent_stranger_is_closed_in_time() {
         assert_eq!(ended, None);
         assert!(!hub.is_finished(), "the group waits on");
         assert!(follow(|_| reach(&address), &secret, 1, 2, Deadline::new(LONG)).is_ok());
+        assert!(hub.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn of_too_many_strangers_the_oldest_goes() {
+    let (socket, address) = listener(SocketType::STREAM);
+    let secret = Secret::new(b"secret");
+    std::thread::scope(|scope| {
+        let hub = scope.spawn(|| lead(socket, |_| true, &secret, 2, Deadline::new(LONG)));
+        let mut strangers: Vec<_> = (0..STRANGERS + 1)
+            .map(|_| {
+                // The queue before it is shorter than the crowd.
+                loop {
+                    match reach(&address).unwrap() {
+                        Some(fd) => break Conn::new(fd),
+                        None => std::thread::yield_now(),
+                    }
+                }
+            })
+            .collect();
+        assert_eq!(await_frame(&mut strangers[0]), None);
+        std::thread::sleep(Duration::from_millis(100));
+        let newest = &mut strangers[STRANGERS];
+        assert_eq!(newest.next(MAX_FRAME), Ok(None));
+        assert!(!newest.has_ended(), "it was its time that ended, not its place");
+        assert!(follow(|_| reach(&address), &secret, 1, 2, Deadline::new(LONG)).is_ok());
+        assert!(hub.join().unwrap().is_ok());
+    });
+}
+
+/// The first connection is to a group that has just formed and closes its queue.
+#[test]
+fn a_rank_that_is_cut_off_before_it_is_taken_comes_again() {
+    let (socket, address) = listener(SocketType::STREAM);
+    let secret = Secret::new(b"secret");
+    std::thread::scope(|scope| {
+        let hub = scope.spawn(|| lead(socket, |_| true, &secret, 2, Deadline::new(LONG)));
+        let mut closed = Some(pair().0);
+        let connect = |_| closed.take().map_or_else(|| reach(&address), |fd| Ok(Some(fd)));
+        assert!(follow(connect, &secret, 1, 2, Deadline::new(LONG)).is_ok());
         assert!(hub.join().unwrap().is_ok());
     });
 }

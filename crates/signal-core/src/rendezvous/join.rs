@@ -23,7 +23,7 @@ use super::wire::{Bytes32, Frame, MAX_GREETING, Malformed, Ranks, Refused, VERSI
 /// How long a stranger may take to prove itself.
 const GREETING: Duration = Duration::from_secs(2);
 /// Strangers at once. The oldest goes when one more comes: who knows the secret needs a moment only, and comes again.
-const STRANGERS: usize = 32;
+pub(super) const STRANGERS: usize = 32;
 /// The longest pause before a rank tries again to reach rank 0.
 const PAUSE: Duration = Duration::from_millis(20);
 
