@@ -92,7 +92,7 @@ const LAUNCHERS: [Launcher; 5] = [
         local_world: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
     },
     // Set by MPICH's launcher, hydra, in src/pm/hydra/proxy/pmip_cb.c, and by Intel's, which is made of it. The second
-    // names are those of Cray's (src/plugins/mpi/cray_shasta/mpi_cray_shasta.h of Slurm lists them).
+    // names are those of Cray's, which the plugin mpi/cray_shasta of Slurm lists.
     Launcher {
         name: "mpiexec (MPICH, Intel MPI)",
         rank: "PMI_RANK",
