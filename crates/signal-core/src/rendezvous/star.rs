@@ -119,7 +119,8 @@ impl Star {
 
     pub(super) fn end(&mut self, error: &Error) {
         if self.failed.is_none() {
-            let verdict = Verdict::of(error).unwrap_or(Verdict::Lost { missing: Ranks::of([self.rank]) });
+            let verdict = Verdict::of(error).filter(|verdict| verdict.fits(self.world));
+            let verdict = verdict.unwrap_or(Verdict::Lost { missing: Ranks::of([self.rank]) });
             self.fail(error.clone(), verdict);
         }
     }

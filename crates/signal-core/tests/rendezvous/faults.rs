@@ -123,7 +123,8 @@ fn who_ends_a_group_says_why() {
     // For a reason of its own.
     let results = run(unix(3), |mut one| {
         if one.rank() == 1 {
-            one.end(&Error::from(Reason::System { why: "no memory".to_owned() }));
+            // One that names nobody there is.
+            one.end(&Error::from(Reason::Lost { rank: 1, missing: vec![7] }));
             // Not because it leaves.
             std::thread::sleep(SOON);
             return None;
