@@ -1,8 +1,12 @@
 //! What a vendor must provide. Nothing in here knows what an all-reduce is.
 
+use std::any::Any;
 use std::fmt::Debug;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::kernel::Kernel;
@@ -31,7 +35,7 @@ impl DeviceFamily {
 }
 
 /// What connects two devices, the second key of the tuning table. In order: what is slower is greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[non_exhaustive]
 pub enum Link {
     /// They are one device.
@@ -96,6 +100,9 @@ pub enum MemoryKind {
     Device,
     /// This device and its peers, while kernels run; uncached on AMD.
     PeerVisible,
+    /// Like [`PeerVisible`](Self::PeerVisible), and other processes that are handed its [export](Backend::export). The
+    /// memory lives until the last process that has it is done with it, however that process ends.
+    Shared,
     /// This device and the host, while kernels run. [`Backend::host_pointer`] gives the host's view.
     HostMapped,
 }
@@ -177,6 +184,16 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     fn buffer_device(buffer: &Self::Buffer) -> Self::Device;
     /// The host's view of a [`MemoryKind::HostMapped`] buffer, `None` for other kinds.
     fn host_pointer(buffer: &Self::Buffer) -> Option<NonNull<u8>>;
+    /// A descriptor by which another process may [import](Self::import) a [`MemoryKind::Shared`] buffer.
+    fn export(buffer: &Self::Buffer) -> Result<OwnedFd>;
+    /// Makes memory that another process has exported, of at least `bytes`, reachable from `device`. Nothing is believed of
+    /// the descriptor: an error unless it is such memory.
+    fn import(device: &Self::Device, descriptor: OwnedFd, bytes: usize) -> Result<Self::Buffer>;
+    /// Drops `companion` with the buffer's last handle, those that graphs have included. Work on the memory may still run then. At
+    /// most once for a buffer.
+    fn attach(buffer: &Self::Buffer, companion: Box<dyn Any + Send + Sync>);
+    /// The device with this [identity](DeviceInfo::uuid), if this process sees it through the driver of `device`.
+    fn find(device: &Self::Device, uuid: &str) -> Option<Self::Device>;
     /// Keeps `buffer` alive until the work that is now on `stream` has completed.
     fn keep_until(buffer: &Self::Buffer, stream: &Self::Stream);
 

@@ -269,6 +269,9 @@ pub enum ApiMisuse {
         /// [`LAYOUT_VERSION`](crate::layout::LAYOUT_VERSION).
         expected: u32,
     },
+    /// The memory cannot be shared with other processes: it was not allocated, or not exported, for that.
+    #[error("this memory cannot be shared with other processes")]
+    NotShared,
     /// The same device stands for several ranks, which needs an explicit opt-in.
     #[error("ranks {first} and {second} share {device}; allow it with `Builder::share_devices`")]
     SharedDevice {
@@ -409,6 +412,14 @@ pub enum Rendezvous {
         missing: Vec<usize>,
         /// The patience of the rank that waited in vain first, which is this rank or one that told it.
         after: Duration,
+    },
+    /// A rank of another process could not do its part, and said why.
+    #[error("rank {rank}: {why}")]
+    Failed {
+        /// The rank that failed.
+        rank: usize,
+        /// Its error.
+        why: String,
     },
     /// Ranks have died, or left while others still met them.
     #[error("rank {rank}: rank(s) {missing:?} died or left")]

@@ -17,7 +17,7 @@ use crate::stream::Slots;
 const MAX_BLOCK_THREADS: u32 = 512;
 
 /// The kernel image that the build embedded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub struct CudaImage {
     /// A fat binary; empty if the build had no compiler.
     pub bytes: &'static [u8],
@@ -27,6 +27,13 @@ pub struct CudaImage {
     pub fingerprint: u64,
     /// What the build was missing.
     pub missing: &'static str,
+}
+
+impl PartialEq for CudaImage {
+    /// Images are told apart by where they lie.
+    fn eq(&self, other: &CudaImage) -> bool {
+        std::ptr::eq(self.bytes, other.bytes)
+    }
 }
 
 /// The opened driver, with an image.
@@ -59,7 +66,7 @@ impl Cuda {
             return Err(signal_core::error::Image::Missing { target: "cuda", missing }.into());
         }
         let mut opened = lock(&OPENED);
-        if let Some(cuda) = opened.iter().find(|cuda| std::ptr::eq(cuda.image.bytes, image.bytes)) {
+        if let Some(cuda) = opened.iter().find(|cuda| cuda.image == image) {
             return Ok(cuda.clone());
         }
         let driver = Driver::open()?;
@@ -96,6 +103,7 @@ struct DeviceInner {
     info: DeviceInfo,
     /// Compute capability.
     capability: (u32, u32),
+    shares_by_descriptor: bool,
     context: OnceLock<Context>,
     module: Mutex<Option<Module>>,
     slots: Slots,
@@ -155,6 +163,9 @@ impl Device {
             handle,
             info,
             capability,
+            shares_by_descriptor: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            )? != 0,
             context: OnceLock::new(),
             module: Mutex::new(None),
             slots: Slots::default(),
@@ -180,6 +191,11 @@ impl Device {
 
     pub(crate) fn capability(&self) -> (u32, u32) {
         self.0.capability
+    }
+
+    /// Whether memory of this device can be handed to other processes.
+    pub(crate) fn shares_by_descriptor(&self) -> bool {
+        self.0.shares_by_descriptor
     }
 
     pub(crate) fn slots(&self) -> &Slots {

@@ -8,7 +8,8 @@
 //! Peers see plain `cuMemAlloc` memory: pool memory is not reachable from peers without further steps. Neither
 //! allocating nor freeing may wait for a kernel, for ranks that one thread drives would wait for each other forever; but
 //! `cuMemFree` waits for the device. So what is dropped is buried first (memory.rs), reused when the work that used it
-//! has ended, and given back to the driver only while no stream of ours has work.
+//! has ended, and given back to the driver only while no stream of ours has work. Memory that other processes map too
+//! (shared.rs) is never reused: they may still have it.
 //!
 //! # Order
 //! A launch notes its stream in a bit mask of each buffer it uses: one relaxed load when the bit is set already. A
@@ -27,8 +28,11 @@ mod memory;
 mod module;
 mod peer;
 mod quiet;
+mod shared;
 mod stream;
 
+use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -93,6 +97,22 @@ impl Backend for Cuda {
 
     fn host_pointer(buffer: &Buffer) -> Option<NonNull<u8>> {
         buffer.host_pointer()
+    }
+
+    fn export(buffer: &Buffer) -> Result<OwnedFd> {
+        buffer.export()
+    }
+
+    fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
+        Buffer::import(device, &descriptor, bytes)
+    }
+
+    fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {
+        buffer.attach(companion);
+    }
+
+    fn find(device: &Device, uuid: &str) -> Option<Device> {
+        device::opened().into_iter().find(|other| other.info().uuid == uuid && other.image() == device.image())
     }
 
     fn keep_until(buffer: &Buffer, stream: &Stream) {

@@ -4,9 +4,11 @@
 //! with the mask of the streams that used it. The next allocation records an event on each of those streams, and once the
 //! events have been reached the memory is free for reuse. It goes back to the driver in a [quiet](crate::quiet) moment.
 
+use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
@@ -18,6 +20,7 @@ use crate::device::Device;
 use crate::driver::check;
 use crate::event::Event;
 use crate::quiet;
+use crate::shared;
 use crate::stream::Stream;
 
 /// How long an allocation that failed waits for a quiet moment, in which memory can be given back.
@@ -34,15 +37,25 @@ struct Allocation {
     bytes: usize,
     /// Streams with work that uses it, by [`Stream::slot`].
     uses: AtomicU64,
+    companion: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     address: u64,
-    /// The host's view; of pinned memory alone.
-    host: Option<NonNull<u8>>,
+    source: Source,
     /// Bytes that the driver gave.
     capacity: usize,
+}
+
+/// Where memory came from, and goes.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Plain,
+    /// With the host's view.
+    Pinned(NonNull<u8>),
+    /// Mapped, by other processes too.
+    Shared,
 }
 
 // SAFETY: an address may be used from any thread; what is done through it is ordered by streams.
@@ -53,21 +66,46 @@ unsafe impl Sync for Memory {}
 impl Buffer {
     pub(crate) fn allocate(device: &Device, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
         let _current = device.enter()?;
-        let pinned = kind == MemoryKind::HostMapped;
         // Pinned memory serves uploads of all sizes: classes let one be reused for the next.
-        let capacity = if pinned { bytes.next_power_of_two().max(4096) } else { bytes.next_multiple_of(4096) };
-        let memory = match device.cemetery().reuse(device, capacity, pinned)? {
+        let capacity = match kind {
+            MemoryKind::HostMapped => bytes.next_power_of_two().max(4096),
+            MemoryKind::Shared => shared::capacity(device, bytes)?,
+            _ => bytes.next_multiple_of(4096),
+        };
+        let memory = match device.cemetery().reuse(device, capacity, kind)? {
             Some(memory) => memory,
-            None => match Memory::allocate(capacity, pinned) {
+            None => match Memory::allocate(device, capacity, kind) {
                 Err(_) => {
                     // Out of memory, most likely: what waits for reuse may be what is missing.
                     device.cemetery().release_free(PATIENCE)?;
-                    Memory::allocate(capacity, pinned)?
+                    Memory::allocate(device, capacity, kind)?
                 }
                 memory => memory?,
             },
         };
-        Ok(Buffer(Arc::new(Allocation { device: device.clone(), memory, bytes, uses: AtomicU64::new(0) })))
+        Ok(Buffer::of(device, memory, bytes))
+    }
+
+    fn of(device: &Device, memory: Memory, bytes: usize) -> Buffer {
+        let (device, uses) = (device.clone(), AtomicU64::new(0));
+        Buffer(Arc::new(Allocation { device, memory, bytes, uses, companion: OnceLock::new() }))
+    }
+
+    pub(crate) fn attach(&self, companion: Box<dyn Any + Send + Sync>) {
+        let _ = self.0.companion.set(companion);
+    }
+
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let Source::Shared = self.0.memory.source else { return Err(ApiMisuse::NotShared.into()) };
+        let _current = self.device().enter()?;
+        shared::export(self.address())
+    }
+
+    pub(crate) fn import(device: &Device, descriptor: &OwnedFd, bytes: usize) -> Result<Buffer> {
+        let _current = device.enter()?;
+        let capacity = shared::capacity(device, bytes)?;
+        let address = shared::import(device, descriptor, capacity)?;
+        Ok(Buffer::of(device, Memory { address, source: Source::Shared, capacity }, bytes))
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -83,7 +121,10 @@ impl Buffer {
     }
 
     pub(crate) fn host_pointer(&self) -> Option<NonNull<u8>> {
-        self.0.memory.host
+        match self.0.memory.source {
+            Source::Pinned(host) => Some(host),
+            Source::Plain | Source::Shared => None,
+        }
     }
 
     /// Keeps the memory until the work that is now on `stream` has ended.
@@ -115,12 +156,16 @@ impl Drop for Allocation {
 }
 
 impl Memory {
-    fn allocate(capacity: usize, pinned: bool) -> Result<Memory> {
+    fn allocate(device: &Device, capacity: usize, kind: MemoryKind) -> Result<Memory> {
+        if kind == MemoryKind::Shared {
+            let address = shared::allocate(device, capacity)?;
+            return Ok(Memory { address, source: Source::Shared, capacity });
+        }
         let mut address = 0;
-        if !pinned {
+        if kind != MemoryKind::HostMapped {
             // SAFETY: writes one address, which outlives the call. A context is current.
             check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, capacity) })?;
-            return Ok(Memory { address, host: None, capacity });
+            return Ok(Memory { address, source: Source::Plain, capacity });
         }
         let mut host = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -129,7 +174,18 @@ impl Memory {
         // SAFETY: `host` was allocated with DEVICEMAP in the current context.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, host, 0) };
         check("cuMemHostGetDevicePointer", result)?;
-        Ok(Memory { address, host: NonNull::new(host.cast()), capacity })
+        let host = NonNull::new(host.cast()).ok_or_else(without_host_address)?;
+        Ok(Memory { address, source: Source::Pinned(host), capacity })
+    }
+
+    /// Whether an allocation of this kind may have it.
+    fn suits(&self, kind: MemoryKind) -> bool {
+        match self.source {
+            Source::Plain => !matches!(kind, MemoryKind::HostMapped | MemoryKind::Shared),
+            Source::Pinned(_) => kind == MemoryKind::HostMapped,
+            // Other processes may still have it.
+            Source::Shared => false,
+        }
     }
 }
 
@@ -165,10 +221,10 @@ impl Cemetery {
     }
 
     /// Memory of exactly this capacity and kind that nothing uses any more.
-    fn reuse(&self, device: &Device, capacity: usize, pinned: bool) -> Result<Option<Memory>> {
+    fn reuse(&self, device: &Device, capacity: usize, kind: MemoryKind) -> Result<Option<Memory>> {
         let mut graves = lock(&self.graves);
         self.visit(device, &mut graves)?;
-        let at = graves.free.iter().position(|m| m.capacity == capacity && m.host.is_some() == pinned);
+        let at = graves.free.iter().position(|m| m.capacity == capacity && m.suits(kind));
         Ok(at.map(|at| graves.free.swap_remove(at)))
     }
 
@@ -235,11 +291,13 @@ impl Graves {
 
 impl Memory {
     fn release(self) -> Result<()> {
-        match self.host {
+        match self.source {
             // SAFETY: the last handle is gone, and all work that used it has ended.
-            None => check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) }),
+            Source::Plain => check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) }),
             // SAFETY: as above.
-            Some(host) => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) }),
+            Source::Pinned(host) => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) }),
+            // SAFETY: as above.
+            Source::Shared => unsafe { shared::release(self.address, self.capacity) },
         }
     }
 }
@@ -326,12 +384,16 @@ impl Stream {
 }
 
 fn host_of(staging: &Buffer) -> Result<NonNull<u8>> {
-    // Pinned memory always has a host address; an error, should the driver ever break that.
-    staging.host_pointer().ok_or_else(|| signal_core::Error::Driver {
+    staging.host_pointer().ok_or_else(without_host_address)
+}
+
+/// An error, should the driver ever break what it promises of pinned memory.
+fn without_host_address() -> signal_core::Error {
+    signal_core::Error::Driver {
         code: CUresult::CUDA_ERROR_INVALID_VALUE as i32,
         name: "pinned memory without a host address".to_owned(),
         call: "cuMemHostAlloc",
-    })
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -121,7 +121,7 @@ impl Host {
     }
 
     pub(crate) fn all_devices(&self) -> Vec<Device> {
-        (0..self.0.config.devices).map(|index| Device { host: self.0.clone(), index }).collect()
+        Device { host: self.0.clone(), index: 0 }.machine().collect()
     }
 }
 
@@ -171,6 +171,12 @@ impl Device {
     /// Position in the enumeration.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// All devices of the backend.
+    pub(crate) fn machine(&self) -> impl Iterator<Item = Device> {
+        let host = self.host.clone();
+        (0..host.config.devices).map(move |index| Device { host: host.clone(), index })
     }
 
     pub(crate) fn name(&self) -> String {

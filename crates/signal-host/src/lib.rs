@@ -13,7 +13,7 @@
 //!
 //! # Memory
 //! All devices share the machine's memory, so a peer's memory needs no mapping, and [`MemoryKind`] only decides
-//! whether the host gets a pointer. Queued work holds handles of the buffers it uses; memory is freed, without
+//! whether the host gets a pointer; but for [`MemoryKind::Shared`], which other processes map (mapping.rs). Queued work holds handles of the buffers it uses; memory is freed, without
 //! waiting for anything, by whichever thread drops the last handle.
 //!
 //! # Order
@@ -33,6 +33,7 @@ mod command;
 mod device;
 mod event;
 mod graph;
+mod mapping;
 mod memory;
 mod module;
 mod peer;
@@ -44,6 +45,8 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -104,6 +107,22 @@ impl Backend for Host {
 
     fn host_pointer(buffer: &Buffer) -> Option<NonNull<u8>> {
         buffer.host_pointer()
+    }
+
+    fn export(buffer: &Buffer) -> Result<OwnedFd> {
+        buffer.export()
+    }
+
+    fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
+        Buffer::import(device, descriptor, bytes)
+    }
+
+    fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {
+        buffer.attach(companion);
+    }
+
+    fn find(device: &Device, uuid: &str) -> Option<Device> {
+        device.machine().find(|device| device.describe().uuid == uuid)
     }
 
     fn keep_until(buffer: &Buffer, stream: &Stream) {

@@ -5,13 +5,17 @@
 //! unspecified, as on any device, and ThreadSanitizer reports it.
 
 use std::alloc::{self, Layout};
+use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use signal_core::backend::MemoryKind;
 use signal_core::error::{ApiMisuse, Error, Result};
 
 use crate::device::Device;
+use crate::mapping::Mapping;
 use crate::sync::Shared;
 
 /// Alignment of every buffer, that of a page.
@@ -31,9 +35,17 @@ struct Allocation {
     bytes: usize,
     /// First aligned byte.
     start: NonNull<u8>,
+    origin: Origin,
+    companion: OnceLock<Box<dyn Any + Send + Sync>>,
+}
+
+enum Origin {
     /// What the allocator returned, and how it was asked.
-    raw: NonNull<u8>,
-    layout: Layout,
+    Allocator {
+        raw: NonNull<u8>,
+        layout: Layout,
+    },
+    Mapping(Mapping),
 }
 
 // SAFETY: the pointers stand for memory that this value owns. It is read and written through raw pointers by work whose
@@ -54,6 +66,9 @@ impl Buffer {
         if memory != 0 && bytes as u64 > memory {
             return Err(refused());
         }
+        if kind == MemoryKind::Shared {
+            return Ok(Buffer::of_mapping(device, Mapping::new(bytes)?, bytes));
+        }
         // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
         // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
         let padded = bytes.checked_add(ALIGN - 16).ok_or_else(refused)?;
@@ -64,8 +79,33 @@ impl Buffer {
         // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead,
         // which is what the allocation has beyond `bytes`.
         let start = unsafe { raw.add(skip) };
+        Ok(Buffer::new(device, kind, bytes, start, Origin::Allocator { raw, layout }))
+    }
+
+    fn of_mapping(device: &Device, mapping: Mapping, bytes: usize) -> Self {
+        let start = mapping.start();
+        Buffer::new(device, MemoryKind::Shared, bytes, start, Origin::Mapping(mapping))
+    }
+
+    fn new(device: &Device, kind: MemoryKind, bytes: usize, start: NonNull<u8>, origin: Origin) -> Self {
         device.host().count_in(bytes);
-        Ok(Buffer(Shared::new(Allocation { device: device.clone(), kind, bytes, start, raw, layout })))
+        let device = device.clone();
+        Buffer(Shared::new(Allocation { device, kind, bytes, start, origin, companion: OnceLock::new() }))
+    }
+
+    pub(crate) fn attach(&self, companion: Box<dyn Any + Send + Sync>) {
+        let _ = self.0.companion.set(companion);
+    }
+
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        match &self.0.origin {
+            Origin::Mapping(mapping) => mapping.export(),
+            Origin::Allocator { .. } => Err(ApiMisuse::NotShared.into()),
+        }
+    }
+
+    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Self> {
+        Ok(Buffer::of_mapping(device, Mapping::open(descriptor, bytes)?, bytes))
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -112,9 +152,11 @@ impl fmt::Debug for Buffer {
 impl Drop for Allocation {
     fn drop(&mut self) {
         self.device.host().count_out(self.bytes);
-        // SAFETY: `raw` and `layout` are those of the allocation. The last handle is gone, `Shared` ordered this behind
-        // all uses through other handles, and work holds a handle until it has completed.
-        unsafe { alloc::dealloc(self.raw.as_ptr(), self.layout) };
+        if let Origin::Allocator { raw, layout } = self.origin {
+            // SAFETY: `raw` and `layout` are those of the allocation. The last handle is gone, `Shared` ordered this behind
+            // all uses through other handles, and work holds a handle until it has completed.
+            unsafe { alloc::dealloc(raw.as_ptr(), layout) };
+        }
     }
 }
 
@@ -204,6 +246,22 @@ mod tests {
         for kind in [MemoryKind::Device, MemoryKind::PeerVisible] {
             assert_eq!(Host::host_pointer(&Host::allocate(&device, 8, kind).unwrap()), None);
         }
+    }
+
+    #[test]
+    fn shared_memory_is_one_under_two_addresses() {
+        let device = first_device();
+        let buffer = Host::allocate(&device, 10_000, MemoryKind::Shared).unwrap();
+        buffer.part(&device, 9_000, 1_000).unwrap().fill(0x0102_0304);
+        let again = Host::import(&device, Host::export(&buffer).unwrap(), 10_000).unwrap();
+        assert_ne!(Host::address(&buffer), Host::address(&again));
+        drop(buffer);
+        let mut seen = vec![0u32; 250];
+        // SAFETY: the vector has that length.
+        unsafe { again.part(&device, 9_000, 1_000).unwrap().read(seen.as_mut_ptr().cast()) };
+        assert!(seen.iter().all(|word| *word == 0x0102_0304));
+        let private = Host::allocate(&device, 8, MemoryKind::PeerVisible).unwrap();
+        assert_eq!(Host::export(&private).unwrap_err(), ApiMisuse::NotShared.into());
     }
 
     #[test]

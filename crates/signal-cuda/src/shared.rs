@@ -1,0 +1,159 @@
+//! Memory that several processes map. The driver counts who does, so a process that ends pulls it from under nobody; `cudaIpc`
+//! memory, which is undefined once its exporter is gone, is not used.
+
+use std::ffi::{c_int, c_uint, c_ushort, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use cudarc::driver::sys::{self, CUmemAllocationHandleType, CUmemGenericAllocationHandle};
+use signal_core::error::{Result, Unavailable};
+
+use crate::device::Device;
+use crate::driver::{check, unavailable};
+
+// The parameter structs, as the driver API has them in all of its versions: bindings name their fields differently.
+
+#[repr(C)]
+struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+#[repr(C)]
+struct Properties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    win32_meta_data: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: c_ushort,
+    reserved: [u8; 4],
+}
+
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: c_uint,
+}
+
+const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+
+const PINNED: c_uint = 1; // CU_MEM_ALLOCATION_TYPE_PINNED
+const ON_DEVICE: c_uint = 1; // CU_MEM_LOCATION_TYPE_DEVICE
+const READ_WRITE: c_uint = 3; // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+const DESCRIPTORS: c_uint = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as a bit
+const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// A reference to memory, whether it is mapped or not.
+struct Handle(CUmemGenericAllocationHandle);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the reference. What is mapped stays.
+        let _ = unsafe { sys::cuMemRelease(self.0) };
+    }
+}
+
+fn location(device: &Device) -> Location {
+    Location { kind: ON_DEVICE, id: device.handle() }
+}
+
+fn properties(device: &Device) -> Properties {
+    Properties {
+        kind: PINNED,
+        handle_types: DESCRIPTORS,
+        location: location(device),
+        win32_meta_data: std::ptr::null_mut(),
+        compression: 0,
+        rdma: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+/// What `bytes` take: whole pages of the device, 2 MiB each on all that there are.
+pub(crate) fn capacity(device: &Device, bytes: usize) -> Result<usize> {
+    if !device.shares_by_descriptor() {
+        let why = "the driver does not share memory between processes by file descriptors".to_owned();
+        return Err(unavailable(Unavailable::NotSupported(why)));
+    }
+    let mut page = 0;
+    let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    let properties = properties(device);
+    // SAFETY: the struct has the layout of the driver's; the output outlives the call.
+    let result = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, (&raw const properties).cast(), minimum) };
+    check("cuMemGetAllocationGranularity", result)?;
+    Ok(bytes.next_multiple_of(page.max(1)))
+}
+
+/// Allocates and maps `capacity` bytes, of whole pages.
+pub(crate) fn allocate(device: &Device, capacity: usize) -> Result<u64> {
+    let mut handle = 0;
+    let properties = properties(device);
+    // SAFETY: the struct has the layout of the driver's; the output outlives the call.
+    let result = unsafe { sys::cuMemCreate(&raw mut handle, capacity, (&raw const properties).cast(), 0) };
+    check("cuMemCreate", result)?;
+    map(device, &Handle(handle), capacity)
+}
+
+/// Maps `capacity` bytes, of whole pages, that another process has exported.
+pub(crate) fn import(device: &Device, descriptor: &OwnedFd, capacity: usize) -> Result<u64> {
+    let mut handle = 0;
+    let number = descriptor.as_raw_fd() as usize as *mut c_void;
+    // SAFETY: the driver takes the descriptor's number in place of a pointer, and checks what it stands for; the output outlives
+    // the call.
+    let result = unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, number, DESCRIPTOR) };
+    check("cuMemImportFromShareableHandle", result)?;
+    map(device, &Handle(handle), capacity)
+}
+
+/// A descriptor for the memory that is mapped at `address`.
+pub(crate) fn export(address: u64) -> Result<OwnedFd> {
+    let mut handle = 0;
+    // SAFETY: the address is of a mapping of this module's; the output outlives the call.
+    let result = unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, address as *mut c_void) };
+    check("cuMemRetainAllocationHandle", result)?;
+    let handle = Handle(handle);
+    let mut descriptor: c_int = -1;
+    // SAFETY: writes one descriptor, which outlives the call.
+    let result = unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle.0, DESCRIPTOR, 0) };
+    check("cuMemExportToShareableHandle", result)?;
+    // SAFETY: the driver has just opened it for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Undoes a mapping. The memory goes back to the device with the last one.
+///
+/// # Safety
+/// Nothing uses the memory through this mapping any more.
+pub(crate) unsafe fn release(address: u64, capacity: usize) -> Result<()> {
+    // SAFETY: the caller's promise; the range is one whole mapping.
+    check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, capacity) })?;
+    // SAFETY: nothing is mapped there any more.
+    check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, capacity) })
+}
+
+fn map(device: &Device, handle: &Handle, capacity: usize) -> Result<u64> {
+    let mut address = 0;
+    // SAFETY: writes one address, which outlives the call.
+    let result = unsafe { sys::cuMemAddressReserve(&raw mut address, capacity, 0, 0, 0) };
+    check("cuMemAddressReserve", result)?;
+    // SAFETY: the range was just reserved and holds nothing.
+    let mapped = check("cuMemMap", unsafe { sys::cuMemMap(address, capacity, 0, handle.0, 0) });
+    if let Err(error) = mapped {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuMemAddressFree(address, capacity) };
+        return Err(error);
+    }
+    let access = Access { location: location(device), flags: READ_WRITE };
+    // SAFETY: the range is mapped; the struct has the layout of the driver's.
+    let allowed =
+        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, capacity, (&raw const access).cast(), 1) });
+    if let Err(error) = allowed {
+        // SAFETY: nobody knows the address yet.
+        let _ = unsafe { release(address, capacity) };
+        return Err(error);
+    }
+    Ok(address)
+}
