@@ -4,17 +4,17 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Link, MemoryKind};
-use crate::error::{ApiMisuse, Error, Rendezvous, Result};
+use crate::error::{self, ApiMisuse, Error, Result};
 use crate::kernel::Kernel;
-use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, SCRATCH_OFFSET, SIGNAL_START, Signal};
+use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND};
 use crate::peer::prove_peer_with;
 use crate::plan::{self, Topology};
+use crate::rendezvous::Rendezvous;
 use crate::settings::Settings;
 use crate::signal::check_world;
 
-use super::Communicator;
-use super::fault::HostBlock;
-use super::group::{BlockBudget, Group, Member, Room};
+use super::group::{BlockBudget, Group, Here, Ranks, Room};
+use super::{Communicator, Own, process};
 
 /// Options for creating communicators.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl<B: Backend> Builder<B> {
     /// One communicator for each (device, settings), as separate processes would bring them. They must agree.
     ///
     /// # Errors
-    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`Rendezvous::Disagreement`],
+    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`Disagreement`](error::Rendezvous::Disagreement),
     /// [`Error::Peer`] with the pair and the reason, [`Error::Image`], and errors of the driver, such as out of memory.
     pub fn all_local_with(&self, ranks: &[(B::Device, Settings)]) -> Result<Vec<Communicator<B>>> {
         let world = ranks.len();
@@ -72,8 +72,9 @@ impl<B: Backend> Builder<B> {
         let devices: Vec<_> = ranks.iter().map(|(device, _)| device.clone()).collect();
         B::check_local_group(&devices)?;
         let modules = ranks.iter().map(|(device, _)| B::load(device)).collect::<Result<Vec<_>>>()?;
-        let agreements: Vec<_> = ranks.iter().zip(&modules).map(|((_, s), m)| agreement::<B>(s, m)).collect();
-        compare(&agreements)?;
+        let agreements = ranks.iter().zip(&modules).map(|((_, s), m)| agreement::<B>(s, m).into_iter().unzip());
+        let (names, values): (Vec<Vec<_>>, Vec<Vec<String>>) = agreements.unzip();
+        compare(&names[0], &values)?;
         let settings = &ranks[0].1;
 
         let services = ranks.iter().map(|(device, _)| B::create_stream(device)).collect::<Result<Vec<_>>>()?;
@@ -87,28 +88,46 @@ impl<B: Backend> Builder<B> {
             }
         }
 
-        let mut members = Vec::with_capacity(world);
-        for (rank, ((device, settings), service)) in ranks.iter().zip(services).enumerate() {
-            let memory = B::allocate(device, SCRATCH_OFFSET + settings.scratch_bytes, MemoryKind::PeerVisible)?;
-            Signal::init_signal_buffer::<B>(&service, &memory, SIGNAL_START, rank, world)?;
-            members.push(Member { device: device.clone(), memory, host: HostBlock::new(device)?, service });
-        }
-
-        let infos: Vec<_> = ranks.iter().map(|(device, _)| B::describe(device)).collect();
+        let infos: Vec<_> = devices.iter().map(B::describe).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
-        let budget = BlockBudget::new(max_threads, |threads| room::<B>(ranks, &modules, threads))?;
+        let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
+            let sharing = devices.iter().filter(|other| *other == device).count();
+            rooms::<B>(device, module, max_threads, sharing)
+        });
+        let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
+
+        let (mut owns, mut memory) = (Vec::with_capacity(world), Vec::with_capacity(world));
+        for (rank, ((device, module), service)) in devices.iter().zip(modules).zip(services).enumerate() {
+            let own = Own::<B>::new(device, module, service)?;
+            memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
+            owns.push(own);
+        }
         let topology = Topology { family: infos[0].family, link, world };
-        let group = Arc::new(Group::new(members, topology, budget));
-        let ticks = |rank: usize| {
-            let ticks = settings.timeout.as_secs_f64() * infos[rank].clock_hz as f64;
-            (ticks as u64).clamp(1, i64::MAX as u64)
+        let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
+        let ranks = owns.into_iter().enumerate();
+        Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
+    }
+
+    /// This process's rank of a group whose ranks are processes, on a device that it drives. Collective: every rank calls it,
+    /// with a rendezvous of the same group, and waits for the others as long as for a call's peers
+    /// ([`Settings::timeout`]).
+    ///
+    /// Devices are told apart by identity and may be given in any order; each process need not see the others'. Two processes on
+    /// one GPU ([`share_devices`](Self::share_devices)) take turns on it unless MPS runs: results are right, and slow.
+    ///
+    /// A process that ends, in whatever way, pulls no memory from under its peers: what is shared lives until the last that maps
+    /// it is gone. Dropping a communicator therefore waits for nobody.
+    ///
+    /// # Errors
+    /// [`Error::Rendezvous`] with the ranks that did not come, that failed and why, or that differ and in what;
+    /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason; [`Error::Image`], and errors of the driver.
+    pub fn connect(&self, device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Communicator<B>> {
+        let settings = match &self.settings {
+            Some(settings) => Ok(settings.clone()),
+            None => Settings::from_env(),
         };
-        Ok(modules
-            .into_iter()
-            .enumerate()
-            .map(|(rank, module)| Communicator::new(group.clone(), rank, module, settings.clone(), ticks(rank)))
-            .collect())
+        process::connect(device, settings, self.share_devices, Box::new(rendezvous))
     }
 
     fn check_sharing(&self, ranks: &[(B::Device, Settings)]) -> Result<()> {
@@ -126,9 +145,11 @@ impl<B: Backend> Builder<B> {
 }
 
 /// Everything that ranks must share, by name (P4).
-fn agreement<B: Backend>(settings: &Settings, module: &B::Module) -> Vec<(&'static str, String)> {
+pub(super) fn agreement<B: Backend>(settings: &Settings, module: &B::Module) -> Vec<(&'static str, String)> {
     let mut entries = vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("layout version", LAYOUT_VERSION.to_string()),
+        ("backend", B::NAME.to_owned()),
         ("kernel image", format!("{:016x}", B::fingerprint(module))),
         ("tuning table", format!("{:016x}", plan::table_fingerprint())),
     ];
@@ -136,30 +157,36 @@ fn agreement<B: Backend>(settings: &Settings, module: &B::Module) -> Vec<(&'stat
     entries
 }
 
-fn compare(ranks: &[Vec<(&'static str, String)>]) -> Result<()> {
-    for (rank, entries) in ranks.iter().enumerate().skip(1) {
-        for ((name, ours), (_, theirs)) in ranks[0].iter().zip(entries) {
+/// Refuses the first difference from what rank 0 has.
+pub(super) fn compare<V: AsRef<str>>(names: &[&'static str], ranks: &[Vec<V>]) -> Result<()> {
+    for (rank, values) in ranks.iter().enumerate().skip(1) {
+        for (at, &name) in names.iter().enumerate() {
+            let value = |values: &Vec<V>| values.get(at).map_or("nothing", |value| value.as_ref()).to_owned();
+            let (ours, theirs) = (value(&ranks[0]), value(values));
             if ours != theirs {
-                let (ours, theirs) = (ours.clone(), theirs.clone());
-                return Err(Error::from(Rendezvous::Disagreement { name, first: 0, ours, rank, theirs }));
+                return Err(Error::from(error::Rendezvous::Disagreement { name, first: 0, ours, rank, theirs }));
             }
         }
     }
     Ok(())
 }
 
-/// The room for blocks of `threads` threads, of any kernel, on every rank. Ranks on one device divide it.
-fn room<B: Backend>(ranks: &[(B::Device, Settings)], modules: &[B::Module], threads: u32) -> Result<Room> {
+/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide.
+pub(super) fn rooms<B: Backend>(
+    device: &B::Device,
+    module: &B::Module,
+    max_threads: u32,
+    sharing: usize,
+) -> Result<Vec<Room>> {
+    let units = B::describe(device).compute_units;
     let most = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
-    let mut room = Room { blocks: most, beside_next: most };
-    for ((device, _), module) in ranks.iter().zip(modules) {
-        let sharing = ranks.iter().filter(|(other, _)| other == device).count() as u32;
-        let units = B::describe(device).compute_units;
-        for kernel in Kernel::all() {
-            room = room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, sharing));
-        }
-    }
-    Ok(room)
+    BlockBudget::classes(max_threads)
+        .map(|threads| {
+            Kernel::all().try_fold(Room { blocks: most, beside_next: most }, |room, kernel| {
+                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, sharing as u32)))
+            })
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -168,17 +195,22 @@ mod tests {
 
     #[test]
     fn a_difference_is_refused_by_name() {
-        let ours = vec![("layout version", "1".to_owned()), ("SIGNAL_SCRATCH", "65536".to_owned())];
+        let names = ["layout version", "SIGNAL_SCRATCH"];
+        let ours = vec!["1", "65536"];
         let mut theirs = ours.clone();
-        assert_eq!(compare(&[ours.clone(), theirs.clone()]), Ok(()));
-        theirs[1].1 = "131072".to_owned();
-        let expected = Rendezvous::Disagreement {
-            name: "SIGNAL_SCRATCH",
-            first: 0,
-            ours: "65536".to_owned(),
-            rank: 2,
-            theirs: "131072".to_owned(),
+        assert_eq!(compare(&names, &[ours.clone(), theirs.clone()]), Ok(()));
+        let refused = |theirs, found: &str| {
+            let expected = error::Rendezvous::Disagreement {
+                name: "SIGNAL_SCRATCH",
+                first: 0,
+                ours: "65536".to_owned(),
+                rank: 2,
+                theirs: found.to_owned(),
+            };
+            assert_eq!(compare(&names, &[ours.clone(), ours.clone(), theirs]), Err(expected.into()));
         };
-        assert_eq!(compare(&[ours.clone(), ours, theirs]), Err(expected.into()));
+        theirs[1] = "131072";
+        refused(theirs, "131072");
+        refused(vec!["1"], "nothing");
     }
 }

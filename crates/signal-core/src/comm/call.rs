@@ -246,7 +246,10 @@ impl<'c, B: Backend> Call<'c, B> {
             // Each rank pushes from its own memory.
             Algorithm::Lamport => false,
         });
-        let mut params = AllReduceParams { view: [input; MAX_GPUS], ..params }; // in one process it means the same to all
+        let mut params = AllReduceParams {
+            view: readable.map_or([input; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, input)),
+            ..params
+        };
         if readable.is_none() && plan.algorithm != Algorithm::Lamport {
             params.group.flags |= FLAG_STAGED;
         }
@@ -300,7 +303,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let params = bytes_of(&params);
         let launch = Launch { kernel: Kernel::Check, grid, threads, params, early, uses: uses.as_slice() };
         // SAFETY: the parameters are the check's, and name no memory but the group's, which is in the list.
-        unsafe { B::launch(stream, &comm.module, &launch) }
+        unsafe { B::launch(stream, &comm.own.module, &launch) }
     }
 
     /// # Safety
@@ -331,7 +334,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let early = comm.allows_early(grid, threads);
         let launch = Launch { kernel, grid, threads, params, early, uses: all.as_slice() };
         // SAFETY: passed on to the caller; the group's memory is in the list.
-        unsafe { B::launch(stream, &comm.module, &launch) }
+        unsafe { B::launch(stream, &comm.own.module, &launch) }
     }
 }
 

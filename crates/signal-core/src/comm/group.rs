@@ -1,38 +1,57 @@
-//! What the ranks of one communicator share in one process.
+//! What the ranks of one communicator have in common.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use serde::{Deserialize, Serialize};
 
 use crate::backend::{Backend, StreamId};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::NUM_BARRIER_DOMAINS;
 use crate::plan::Topology;
 
-use super::fault::HostBlock;
 use super::pace::Pace;
+use super::process::Processes;
 use super::recover::MeetingPoint;
 use super::symmetric::PendingAllocations;
 
-/// One rank's share: its device and the memory that its peers reach.
-#[derive(Debug)]
-pub(crate) struct Member<B: Backend> {
-    pub(crate) device: B::Device,
-    /// Signal, Control and scratch.
-    pub(crate) memory: B::Buffer,
-    pub(crate) host: HostBlock<B>,
-    /// For uploads that must not queue behind the user's work.
-    pub(crate) service: B::Stream,
-}
-
-/// The ranks of one communicator. Alive while any of them, or any symmetric buffer, is.
+/// The ranks of one communicator, as one process sees them. Alive while any of its ranks, or any symmetric buffer, is.
 #[derive(Debug)]
 pub(crate) struct Group<B: Backend> {
-    pub(crate) members: Vec<Member<B>>,
+    /// Each rank's Signal, Control and scratch.
+    pub(crate) memory: Vec<B::Buffer>,
+    pub(crate) ranks: Ranks<B>,
     pub(crate) topology: Topology,
     pub(crate) budget: BlockBudget,
-    pub(crate) meeting: MeetingPoint,
     pub(crate) pace: Pace,
-    pending: Mutex<PendingAllocations<B>>,
     streams: Mutex<Vec<RankStreams<B>>>,
+}
+
+/// Where the ranks are, and how they meet outside kernels.
+#[derive(Debug)]
+pub(crate) enum Ranks<B: Backend> {
+    /// All in this process.
+    Here(Here<B>),
+    /// One in this process.
+    Apart(Processes<B>),
+}
+
+/// What the ranks of one process share.
+#[derive(Debug)]
+pub(crate) struct Here<B: Backend> {
+    /// By rank.
+    pub(crate) devices: Vec<B::Device>,
+    pub(crate) meeting: MeetingPoint,
+    pending: Mutex<PendingAllocations<B>>,
+}
+
+impl<B: Backend> Here<B> {
+    pub(crate) fn new(devices: Vec<B::Device>) -> Self {
+        Here { devices, meeting: MeetingPoint::default(), pending: Mutex::default() }
+    }
+
+    pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
+        lock(&self.pending)
+    }
 }
 
 /// What room there is for a grid, by the threads of a block (P4).
@@ -44,7 +63,7 @@ pub(crate) struct BlockBudget {
 }
 
 /// The room for blocks of some size, of any kernel, on every rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct Room {
     /// Blocks that can be resident at once: a grid beyond it would wait for blocks that never start.
     pub(crate) blocks: u32,
@@ -70,11 +89,19 @@ impl Room {
 }
 
 impl BlockBudget {
-    /// Asks for the room at each power of two, up to the first that reaches `max_threads`.
-    pub(crate) fn new(max_threads: u32, mut room: impl FnMut(u32) -> Result<Room>) -> Result<Self> {
-        let classes = max_threads.next_power_of_two().trailing_zeros();
-        let rooms = (0..=classes).map(|class| room((1 << class).min(max_threads))).collect::<Result<_>>()?;
-        Ok(BlockBudget { max_threads, rooms })
+    /// Threads of the largest block of each class: the powers of two, up to the first that reaches `max_threads`.
+    pub(crate) fn classes(max_threads: u32) -> impl Iterator<Item = u32> {
+        (0..=max_threads.next_power_of_two().trailing_zeros()).map(move |class| (1 << class).min(max_threads))
+    }
+
+    /// What fits on every rank. `rooms` are each rank's, by class.
+    pub(crate) fn new(max_threads: u32, ranks: &[Vec<Room>]) -> Self {
+        let least = |class: usize| {
+            let rooms = ranks.iter().map(|rooms| rooms.get(class).copied().unwrap_or_default());
+            rooms.reduce(Room::min).unwrap_or_default()
+        };
+        let classes = Self::classes(max_threads).count();
+        BlockBudget { max_threads, rooms: (0..classes).map(least).collect() }
     }
 
     /// Refuses a grid that does not fit.
@@ -141,28 +168,26 @@ impl<B: Backend> RankStreams<B> {
 }
 
 impl<B: Backend> Group<B> {
-    pub(crate) fn new(members: Vec<Member<B>>, topology: Topology, budget: BlockBudget) -> Self {
-        let streams = members.iter().map(|_| RankStreams::new()).collect();
-        let pace = Pace::new(members.len());
-        Group {
-            pace,
-            members,
-            topology,
-            budget,
-            meeting: MeetingPoint::default(),
-            pending: Mutex::default(),
-            streams: Mutex::new(streams),
+    pub(crate) fn new(memory: Vec<B::Buffer>, ranks: Ranks<B>, topology: Topology, budget: BlockBudget) -> Self {
+        let pace = Pace::new(memory.len());
+        let mut streams: Vec<_> = memory.iter().map(|_| RankStreams::new()).collect();
+        if let Ranks::Apart(processes) = &ranks {
+            for other in (0..memory.len()).filter(|rank| *rank != processes.rank()) {
+                streams[other].alive = false;
+                pace.leave(other); // its process has launch queues of its own
+            }
         }
+        Group { memory, ranks, topology, budget, pace, streams: Mutex::new(streams) }
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.memory.len()
     }
 
     /// Threads of a block for which `threads` were asked.
     pub(crate) fn whole_wave(&self, threads: u32) -> u32 {
         // None stays none, which the budget refuses.
         if threads == 0 { 0 } else { threads.max(self.topology.family.min_block_threads()) }
-    }
-
-    pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
-        lock(&self.pending)
     }
 
     /// Notes that `rank` uses `stream` for `domain` from now on.
@@ -197,11 +222,16 @@ impl<B: Backend> Group<B> {
         self.pace.leave(rank);
         let mut streams = lock(&self.streams);
         streams[rank].alive = false;
-        if streams.iter().all(|rank| !rank.alive) {
-            drop(streams);
-            // Allocations that some rank never made: nobody will come for them, and they hold the group.
-            let abandoned = std::mem::take(&mut *self.lock_pending());
-            drop(abandoned);
+        let last = streams.iter().all(|rank| !rank.alive);
+        drop(streams);
+        match &self.ranks {
+            Ranks::Here(here) if last => {
+                // Allocations that some rank never made: nobody will come for them, and they hold the group.
+                let abandoned = std::mem::take(&mut *here.lock_pending());
+                drop(abandoned);
+            }
+            Ranks::Here(_) => (),
+            Ranks::Apart(processes) => processes.lock().keep_until(&self.streams()),
         }
     }
 }
@@ -209,7 +239,7 @@ impl<B: Backend> Group<B> {
 /// Locks by trying: a lock that waits does so inside the standard library, where ThreadSanitizer does not see that it was
 /// taken. It is taken when a rank allocates or changes streams, so seldom that nobody waits for long. A panic elsewhere
 /// leaves what it guards whole: that is changed only after everything that can fail.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     loop {
         match mutex.try_lock() {
             Ok(guard) => return guard,
@@ -225,11 +255,13 @@ mod tests {
 
     #[test]
     fn the_budget_is_that_of_the_next_larger_class() {
-        let budget = BlockBudget::new(512, |threads| Ok(Room { blocks: 1024 / threads, beside_next: 1 })).unwrap();
+        let budget =
+            |max, room: fn(u32) -> Room| BlockBudget::new(max, &[BlockBudget::classes(max).map(room).collect()]);
+        let odd = budget(3, |threads| Room { blocks: threads, beside_next: 0 });
+        let budget = budget(512, |threads| Room { blocks: 1024 / threads, beside_next: 1 });
         assert_eq!(budget.max_threads(), 512);
         assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
         assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
-        let odd = BlockBudget::new(3, |threads| Ok(Room { blocks: threads, beside_next: 0 })).unwrap();
         assert_eq!([1, 2, 3, 4].map(|t| odd.blocks(t)), [1, 2, 3, 3]);
         assert!(
             budget.has_room_for_next(1, 512) && !budget.has_room_for_next(2, 512) && !budget.has_room_for_next(1, 513)

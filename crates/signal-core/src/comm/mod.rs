@@ -6,6 +6,7 @@ mod check;
 mod fault;
 mod group;
 mod pace;
+mod process;
 mod recover;
 mod symmetric;
 
@@ -18,10 +19,11 @@ pub use self::builder::Builder;
 use self::call::BufferList;
 pub use self::call::{BarrierProbe, Call, CallOptions};
 pub use self::fault::AbortHandle;
+use self::fault::HostBlock;
 use self::group::Group;
 pub(crate) use self::symmetric::Symmetric;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, MemoryKind};
 use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
@@ -31,10 +33,12 @@ use crate::layout::{
     SCRATCH_OFFSET, SIGNAL_START, Signal,
 };
 use crate::plan::{self, Plan};
+use crate::rendezvous::{Id, Rendezvous, UnixRendezvous};
 use crate::settings::Settings;
 use crate::signal::SignalPtr;
 
-/// One rank of a group that computes collectives together.
+/// One rank of a group that computes collectives together: with the others in one process
+/// ([`all_local`](Self::all_local)), or in a process of its own ([`connect`](Self::connect)).
 ///
 /// Every rank makes the same calls in the same order, each on a stream of its own device. A call checks its arguments,
 /// enqueues one kernel and returns; when the kernel has finished on the stream *without error*, the output is complete
@@ -47,7 +51,7 @@ use crate::signal::SignalPtr;
 pub struct Communicator<B: Backend> {
     group: Arc<Group<B>>,
     rank: usize,
-    module: B::Module,
+    own: Own<B>,
     settings: Settings,
     /// Parameters that do not change from call to call.
     params: GroupParams,
@@ -59,6 +63,29 @@ pub struct Communicator<B: Backend> {
     symmetric: Vec<Region<B>>,
     /// The first fault, once it has been told to the user.
     poison: OnceLock<Error>,
+}
+
+/// What a rank needs and its peers do not know.
+#[derive(Debug)]
+struct Own<B: Backend> {
+    device: B::Device,
+    module: B::Module,
+    host: HostBlock<B>,
+    /// For uploads that must not queue behind the user's work.
+    service: B::Stream,
+}
+
+impl<B: Backend> Own<B> {
+    fn new(device: &B::Device, module: B::Module, service: B::Stream) -> Result<Self> {
+        Ok(Own { device: device.clone(), module, host: HostBlock::new(device)?, service })
+    }
+
+    /// Allocates a rank's Signal, Control and scratch, and prepares them.
+    fn allocate(&self, kind: MemoryKind, settings: &Settings, rank: usize, world: usize) -> Result<B::Buffer> {
+        let memory = B::allocate(&self.device, SCRATCH_OFFSET + settings.scratch_bytes, kind)?;
+        Signal::init_signal_buffer::<B>(&self.service, &memory, SIGNAL_START, rank, world)?;
+        Ok(memory)
+    }
 }
 
 /// Addresses of a symmetric buffer on this rank.
@@ -78,6 +105,25 @@ impl<B: Backend> Communicator<B> {
         Self::builder().all_local(devices)
     }
 
+    /// This process's rank of a group whose ranks are processes, with settings from the environment.
+    ///
+    /// # Errors
+    /// As [`Builder::connect`].
+    pub fn connect(device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Self> {
+        Self::builder().connect(device, rendezvous)
+    }
+
+    /// [`connect`](Self::connect) as users of NCCL know it: rank 0's process, or any other, makes an [`Id`] and hands its bytes to
+    /// all, and each rank brings it together with a stream of its device. The stream is not kept: calls say theirs.
+    ///
+    /// # Errors
+    /// As [`Builder::connect`].
+    pub fn from_rank(stream: &B::Stream, rank: usize, world_size: usize, id: &Id) -> Result<Self> {
+        let settings = Settings::from_env()?;
+        let rendezvous = UnixRendezvous::from_id(id, rank, world_size, settings.timeout)?;
+        Self::builder().settings(settings).connect(&B::stream_device(stream), rendezvous)
+    }
+
     /// Options for creating communicators.
     pub fn builder() -> Builder<B> {
         Builder::new()
@@ -90,12 +136,12 @@ impl<B: Backend> Communicator<B> {
 
     /// Ranks in the group.
     pub fn world_size(&self) -> usize {
-        self.group.members.len()
+        self.group.world()
     }
 
     /// This rank's device.
     pub fn device(&self) -> &B::Device {
-        &self.group.members[self.rank].device
+        &self.own.device
     }
 
     /// The settings that all ranks agreed on.
@@ -112,14 +158,16 @@ impl<B: Backend> Communicator<B> {
     /// Allocates `len` elements of symmetric memory, which peers read in place, with unspecified content.
     ///
     /// Collective: every rank makes the same `alloc` calls in the same order. In one process it never waits: whichever
-    /// rank comes first allocates for all.
+    /// rank comes first allocates for all. Ranks that are processes meet in it, and wait for each other as long as for a
+    /// call's peers ([`Settings::timeout`]).
     ///
     /// # Errors
-    /// [`ApiMisuse::UnequalAlloc`], [`ApiMisuse::TooLarge`]; errors of the driver.
+    /// [`ApiMisuse::UnequalAlloc`], [`ApiMisuse::TooLarge`]; [`Error::Rendezvous`] with the ranks that did not come, or could
+    /// not; errors of the driver.
     pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<DeviceBuffer<B, T>> {
         let capacity = allocation_bytes::<T>(len)?;
         let bytes = len * size_of::<T>();
-        let buffer = symmetric::allocate(&self.group, self.rank, self.allocations, bytes, capacity)?;
+        let buffer = symmetric::allocate(self, bytes, capacity)?;
         self.allocations += 1;
         self.symmetric.retain(|region| region.buffer.strong_count() > 0);
         self.symmetric.push(Region {
@@ -184,8 +232,7 @@ impl<B: Backend> Communicator<B> {
         if let Some(fault) = self.poison.get() {
             return Err(fault.clone());
         }
-        let host = &self.group.members[self.rank].host;
-        match host.fault(self.rank, self.settings.timeout)? {
+        match self.own.host.fault(self.rank, self.settings.timeout)? {
             None => Ok(()),
             Some(fault) => Err(self.poison.get_or_init(|| fault).clone()),
         }
@@ -203,7 +250,7 @@ impl<B: Backend> Communicator<B> {
 
     /// A handle that ends this rank's waits from another thread.
     pub fn abort_handle(&self) -> AbortHandle<B> {
-        AbortHandle { host: self.group.members[self.rank].host.clone() }
+        AbortHandle { host: self.own.host.clone() }
     }
 
     /// Presets every barrier counter, to test that their wrap is harmless. Call it on every rank with the same value,
@@ -213,13 +260,13 @@ impl<B: Backend> Communicator<B> {
     /// Errors of the driver.
     #[doc(hidden)]
     pub fn preset_counters(&mut self, value: u32) -> Result<()> {
-        let member = &self.group.members[self.rank];
+        let (memory, service) = (&self.group.memory[self.rank], &self.own.service);
         let counters = offset_of!(Signal, lamport_state);
         let control = SIGNAL_START + CONTROL_OFFSET;
         let lines = (control + offset_of!(Control, line_counter))..(control + CONTROL_BYTES);
-        B::fill(&member.service, &member.memory, SIGNAL_START, counters, value)?;
-        B::fill(&member.service, &member.memory, lines.start, lines.len(), value)?;
-        B::synchronize(&member.service)
+        B::fill(service, memory, SIGNAL_START, counters, value)?;
+        B::fill(service, memory, lines.start, lines.len(), value)?;
+        B::synchronize(service)
     }
 
     /// Presets the count of Lamport calls, to test its wrap. Call it on every rank with the same value, before any
@@ -232,29 +279,30 @@ impl<B: Backend> Communicator<B> {
         if value == u32::MAX {
             return Err(ApiMisuse::LamportFlag(value).into());
         }
-        let member = &self.group.members[self.rank];
+        let service = &self.own.service;
         let flag = SIGNAL_START + offset_of!(Signal, lamport_state) + offset_of!(LamportState, flag);
-        B::fill(&member.service, &member.memory, flag, 4, value)?;
-        B::synchronize(&member.service)
+        B::fill(service, &self.group.memory[self.rank], flag, 4, value)?;
+        B::synchronize(service)
     }
 
-    fn new(group: Arc<Group<B>>, rank: usize, module: B::Module, settings: Settings, deadline_ticks: u64) -> Self {
+    fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Self {
+        let ticks = settings.timeout.as_secs_f64() * B::describe(&own.device).clock_hz as f64;
         let mut params = GroupParams {
-            host_control: B::address(group.members[rank].host.memory()),
-            deadline_ticks,
+            host_control: B::address(own.host.memory()),
+            deadline_ticks: (ticks as u64).clamp(1, i64::MAX as u64),
             rank: rank as u32,
-            world: group.members.len() as u32,
+            world: group.world() as u32,
             ..GroupParams::zeroed()
         };
-        // In one process an address means the same to every device.
-        for (base, member) in params.base.iter_mut().zip(&group.members) {
-            *base = B::address(&member.memory) + SIGNAL_START as u64;
+        // As this rank's device sees them.
+        for (base, memory) in params.base.iter_mut().zip(&group.memory) {
+            *base = B::address(memory) + SIGNAL_START as u64;
         }
         params.own = params.base[rank];
         Communicator {
             group,
             rank,
-            module,
+            own,
             settings,
             params,
             streams: Default::default(),
@@ -308,8 +356,8 @@ impl<B: Backend> Communicator<B> {
 
     /// What every kernel of the group may touch.
     fn group_memory(&self) -> BufferList<'_, B::Buffer> {
-        let mut memory = BufferList::new(self.group.members[self.rank].host.memory());
-        memory.extend(self.group.members.iter().map(|member| &member.memory));
+        let mut memory = BufferList::new(self.own.host.memory());
+        memory.extend(&self.group.memory);
         memory
     }
 

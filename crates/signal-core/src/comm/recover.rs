@@ -11,7 +11,7 @@ use crate::error::{ApiMisuse, Rendezvous, Result};
 use crate::layout::{MAX_GPUS, SIGNAL_START, Signal};
 
 use super::Communicator;
-use super::group::Group;
+use super::group::{Group, Ranks};
 
 /// Where ranks of one process meet that recover on threads of their own. The numbers are of recoveries.
 #[derive(Debug, Default)]
@@ -40,6 +40,31 @@ impl MeetingPoint {
             std::thread::sleep(Duration::from_micros(200));
         }
     }
+
+    /// `rank`'s part of a recovery.
+    fn recover(
+        &self,
+        rank: usize,
+        world: usize,
+        patience: Duration,
+        drain: impl FnOnce() -> Result<()>,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let number = self.completed.load(Ordering::Acquire) + 1;
+        // Of an attempt that failed.
+        self.ready[rank].store(number - 1, Ordering::Release);
+        let met = drain()
+            .and_then(|()| Self::meet(&self.drained, rank, number, world, patience))
+            .and_then(|()| prepare())
+            .and_then(|()| Self::meet(&self.ready, rank, number, world, patience));
+        if met.is_err() {
+            self.drained[rank].store(number - 1, Ordering::Release);
+            self.ready[rank].store(number - 1, Ordering::Release);
+            return met;
+        }
+        self.completed.fetch_max(number, Ordering::AcqRel);
+        Ok(())
+    }
 }
 
 impl<B: Backend> Communicator<B> {
@@ -50,24 +75,20 @@ impl<B: Backend> Communicator<B> {
     ///
     /// # Errors
     /// [`Rendezvous::Absent`] with the ranks that did not come: the communicator stays as it was, and all ranks may try
-    /// again. [`ApiMisuse::Capture`] while a stream of the group's is capturing; errors of the driver.
+    /// again. Ranks that are processes may not: after an error of the rendezvous, such as [`Rendezvous::Lost`] with a rank that
+    /// died, what goes on is a new group. [`ApiMisuse::Capture`] while a stream of the group's is capturing; errors of the driver.
     pub fn recover(&mut self) -> Result<()> {
-        let group = self.group.clone();
-        let (rank, world, patience) = (self.rank, group.members.len(), self.settings.timeout);
-        let point = &group.meeting;
-        let number = point.completed.load(Ordering::Acquire) + 1;
-        // Of an attempt that failed.
-        point.ready[rank].store(number - 1, Ordering::Release);
-        let met = drain(&group)
-            .and_then(|()| MeetingPoint::meet(&point.drained, rank, number, world, patience))
-            .and_then(|()| prepare(&group, rank))
-            .and_then(|()| MeetingPoint::meet(&point.ready, rank, number, world, patience));
-        if met.is_err() {
-            point.drained[rank].store(number - 1, Ordering::Release);
-            point.ready[rank].store(number - 1, Ordering::Release);
-            return met;
+        let (group, patience) = (self.group.clone(), self.settings.timeout);
+        match &group.ranks {
+            Ranks::Here(here) => {
+                here.meeting.recover(self.rank, group.world(), patience, || drain(&group), || self.prepare())?;
+            }
+            Ranks::Apart(processes) => {
+                let mut link = processes.lock();
+                link.exchange("recover", drain(&group), patience)?;
+                link.exchange("recover: memory is ready", self.prepare(), patience)?;
+            }
         }
-        point.completed.fetch_max(number, Ordering::AcqRel);
         self.poison = OnceLock::new();
         Ok(())
     }
@@ -94,26 +115,24 @@ impl<B: Backend> Communicator<B> {
             let found = present.iter().filter(|here| **here).count();
             return Err(ApiMisuse::NotAllRanks { given: ranks.len(), found, world }.into());
         }
-        let group = ranks[0].group.clone();
-
-        drain(&group)?;
-        (0..world).try_for_each(|rank| prepare(&group, rank))?;
+        drain(&ranks[0].group)?;
+        ranks.iter().try_for_each(Self::prepare)?;
         for comm in ranks {
             comm.poison = OnceLock::new();
         }
         Ok(())
+    }
+
+    /// Prepares this rank's memory as it was when the group was made.
+    fn prepare(&self) -> Result<()> {
+        let (memory, world) = (&self.group.memory[self.rank], self.world_size());
+        Signal::init_signal_buffer::<B>(&self.own.service, memory, SIGNAL_START, self.rank, world)?;
+        self.group.pace.reset(self.rank);
+        self.own.host.reset()
     }
 }
 
 /// Waits for every stream on which a call of the group was made; faults have ended them, or their deadlines do.
 fn drain<B: Backend>(group: &Group<B>) -> Result<()> {
     group.streams().iter().try_for_each(B::synchronize)
-}
-
-/// Prepares a rank's memory as it was when the group was made.
-fn prepare<B: Backend>(group: &Group<B>, rank: usize) -> Result<()> {
-    let member = &group.members[rank];
-    Signal::init_signal_buffer::<B>(&member.service, &member.memory, SIGNAL_START, rank, group.members.len())?;
-    group.pace.reset(rank);
-    member.host.reset()
 }

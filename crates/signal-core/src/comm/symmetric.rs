@@ -4,14 +4,20 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, MemoryKind};
 use crate::error::{ApiMisuse, Result};
+use crate::layout::MAX_GPUS;
 
-use super::group::Group;
+use super::Communicator;
+use super::group::{Group, Here, Ranks};
+use super::process::Processes;
 
 /// One symmetric allocation: a buffer on every rank.
 #[derive(Debug)]
 pub(crate) struct Symmetric<B: Backend> {
     group: Arc<Group<B>>,
+    /// By rank, as this process sees them.
     memory: Vec<B::Buffer>,
+    /// Where each rank sees this one's. `None` where all ranks are of one process, in which an address means the same to all.
+    seen: Option<[u64; MAX_GPUS]>,
 }
 
 impl<B: Backend> Symmetric<B> {
@@ -21,6 +27,12 @@ impl<B: Backend> Symmetric<B> {
 
     pub(crate) fn all_memory(&self) -> &[B::Buffer] {
         &self.memory
+    }
+
+    /// Where each rank sees `address`, which lies in `rank`'s part.
+    pub(crate) fn seen_by_ranks(&self, rank: usize, address: u64) -> [u64; MAX_GPUS] {
+        let offset = address - B::address(&self.memory[rank]);
+        self.seen.map_or([address; MAX_GPUS], |seen| seen.map(|start| start + offset))
     }
 
     pub(crate) fn belongs_to(&self, group: &Arc<Group<B>>) -> bool {
@@ -60,15 +72,23 @@ impl<B: Backend> Default for PendingAllocations<B> {
     }
 }
 
-/// `rank`'s allocation call number `call`, of `bytes`, for which `capacity` is taken. In one process the first rank to make a call allocates for all.
-pub(crate) fn allocate<B: Backend>(
-    group: &Arc<Group<B>>,
-    rank: usize,
-    call: u64,
+/// `comm`'s next allocation call, of `bytes`, for which `capacity` is taken.
+pub(crate) fn allocate<B: Backend>(comm: &Communicator<B>, bytes: usize, capacity: usize) -> Result<Arc<Symmetric<B>>> {
+    match &comm.group.ranks {
+        Ranks::Here(here) => allocate_here(comm, here, bytes, capacity),
+        Ranks::Apart(processes) => allocate_apart(comm, processes, bytes, capacity),
+    }
+}
+
+/// The first rank to make a call allocates for all.
+fn allocate_here<B: Backend>(
+    comm: &Communicator<B>,
+    here: &Here<B>,
     bytes: usize,
     capacity: usize,
 ) -> Result<Arc<Symmetric<B>>> {
-    let mut pending = group.lock_pending();
+    let (rank, call) = (comm.rank, comm.allocations);
+    let mut pending = here.lock_pending();
     if let Some(at) = pending.0.iter().position(|p| p.call == call) {
         let found = &mut pending.0[at];
         if found.bytes != bytes {
@@ -78,15 +98,25 @@ pub(crate) fn allocate<B: Backend>(
         return Ok(if found.waiting == 0 { pending.0.swap_remove(at).buffer } else { found.buffer.clone() });
     }
 
-    let memory = group
-        .members
-        .iter()
-        .map(|member| B::allocate(&member.device, capacity, MemoryKind::PeerVisible))
-        .collect::<Result<Vec<_>>>()?;
-    let buffer = Arc::new(Symmetric { group: group.clone(), memory });
-    let waiting = group.members.len() - 1;
+    let memory = here.devices.iter().map(|device| B::allocate(device, capacity, MemoryKind::PeerVisible));
+    let memory = memory.collect::<Result<Vec<_>>>()?;
+    let buffer = Arc::new(Symmetric { group: comm.group.clone(), memory, seen: None });
+    let waiting = here.devices.len() - 1;
     if waiting > 0 {
         pending.0.push(Pending { call, bytes, first: rank, waiting, buffer: buffer.clone() });
     }
     Ok(buffer)
+}
+
+/// Each rank allocates its own part and maps the others'.
+fn allocate_apart<B: Backend>(
+    comm: &Communicator<B>,
+    processes: &Processes<B>,
+    bytes: usize,
+    capacity: usize,
+) -> Result<Arc<Symmetric<B>>> {
+    let (streams, patience) = (comm.group.streams(), comm.settings.timeout);
+    let mut link = processes.lock();
+    let (memory, seen) = link.allocate(comm.device(), comm.allocations, (bytes, capacity), &streams, patience)?;
+    Ok(Arc::new(Symmetric { group: comm.group.clone(), memory, seen: Some(seen) }))
 }

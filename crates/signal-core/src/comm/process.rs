@@ -1,0 +1,344 @@
+//! Ranks that are processes: how they come together, and how they meet outside kernels.
+//!
+//! All that they tell each other passes through one function, [`Link::exchange`], in which every rank takes part also if it has
+//! failed: so nobody waits for a rank that has an error to tell.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Backend, Link as Connection, MemoryKind};
+use crate::error::{self, ApiMisuse, Error, Result};
+use crate::layout::{MAX_GPUS, SCRATCH_OFFSET};
+use crate::peer::{PATTERN_BYTES, read_pattern, write_pattern};
+use crate::plan::Topology;
+use crate::rendezvous::{Rendezvous, fds};
+use crate::settings::Settings;
+use crate::signal::{check_rank, check_world};
+
+use super::builder::{agreement, compare, rooms};
+use super::group::{BlockBudget, Group, Ranks, lock};
+use super::{Communicator, Own};
+
+/// This rank's way to the others.
+#[derive(Debug)]
+pub(crate) struct Processes<B: Backend> {
+    rank: usize,
+    link: Mutex<Link<B>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Link<B: Backend> {
+    rendezvous: Box<dyn Rendezvous>,
+    /// Peers' parts of symmetric buffers. A peer may bring its part to a call for which this rank brings other memory, also by a
+    /// graph, so they stay mapped until the peer has said that it has no use for its part any more; at the end for as long as
+    /// this rank's graphs hold its Signal, with which they go.
+    mapped: Arc<Mutex<Vec<Mapped<B>>>>,
+    /// What this rank has yet to say so of.
+    released: Arc<Mutex<Vec<u64>>>,
+}
+
+/// A peer's part of the symmetric buffer of one `alloc` call.
+#[derive(Debug)]
+struct Mapped<B: Backend> {
+    owner: usize,
+    call: u64,
+    memory: B::Buffer,
+}
+
+/// Goes with this rank's part of a symmetric buffer.
+struct Companion {
+    call: u64,
+    released: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        lock(&self.released).push(self.call);
+    }
+}
+
+impl<B: Backend> Processes<B> {
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Link<B>> {
+        lock(&self.link)
+    }
+}
+
+/// What a rank says at a meeting.
+#[derive(Deserialize, Serialize)]
+struct Message<T> {
+    /// What it came for.
+    step: String,
+    /// An error as text.
+    content: std::result::Result<T, String>,
+}
+
+/// What a rank says when it allocates symmetric memory.
+#[derive(Deserialize, Serialize)]
+struct Allocating {
+    bytes: usize,
+    /// Earlier calls whose memory it has no use for any more.
+    released: Vec<u64>,
+}
+
+impl<B: Backend> Link<B> {
+    fn new(rendezvous: Box<dyn Rendezvous>) -> Self {
+        Link { rendezvous, mapped: Arc::default(), released: Arc::default() }
+    }
+
+    /// Tells the others what this rank has, or its error; gives what all have, by rank.
+    ///
+    /// # Errors
+    /// The own one; [`Failed`](error::Rendezvous::Failed) with that of the first other rank that has one;
+    /// [`Disagreement`](error::Rendezvous::Disagreement) where ranks came for different things; those of the rendezvous.
+    pub(crate) fn exchange<T>(&mut self, step: &'static str, own: Result<T>, patience: Duration) -> Result<Vec<T>>
+    where
+        T: DeserializeOwned + Serialize,
+    {
+        let content = own.as_ref().map_err(ToString::to_string);
+        let rank = self.rendezvous.rank();
+        let message = serde_json::to_vec(&Message { step: step.to_owned(), content })
+            .map_err(|error| error::Rendezvous::System { why: error.to_string() })?;
+        let gathered = self.rendezvous.gather(&message, patience);
+        own?;
+        let mut messages = Vec::new();
+        let protocol = |peer, why: serde_json::Error| error::Rendezvous::Protocol { rank, peer, why: why.to_string() };
+        for (peer, bytes) in gathered?.iter().enumerate() {
+            // Whatever it is: what another step sends is of another type.
+            let message: Message<serde_json::Value> =
+                serde_json::from_slice(bytes).map_err(|error| protocol(peer, error))?;
+            messages.push(message);
+        }
+        let steps: Vec<_> = messages.iter().map(|message| vec![message.step.as_str()]).collect();
+        compare(&["collective call"], &steps)?;
+        let content = |(peer, message): (usize, Message<_>)| {
+            let value = message.content.map_err(|why| error::Rendezvous::Failed { rank: peer, why })?;
+            Ok(serde_json::from_value(value).map_err(|error| protocol(peer, error))?)
+        };
+        messages.into_iter().enumerate().map(content).collect()
+    }
+
+    /// The `call`th allocation of symmetric memory, of `bytes`, for which `capacity` is taken. Gives all ranks' parts as this
+    /// process sees them, and where each rank sees this one's.
+    ///
+    /// `streams` are those on which calls may run that use what is let go of.
+    pub(crate) fn allocate(
+        &mut self,
+        device: &B::Device,
+        call: u64,
+        (bytes, capacity): (usize, usize),
+        streams: &[B::Stream],
+        patience: Duration,
+    ) -> Result<(Vec<B::Buffer>, [u64; MAX_GPUS])> {
+        let own = B::allocate(device, capacity, MemoryKind::Shared);
+        let released = std::mem::take(&mut *lock(&self.released));
+        let said = own.as_ref().map(|_| Allocating { bytes, released: released.clone() }).map_err(Error::clone);
+        let said = match self.exchange("alloc", said, patience) {
+            Ok(said) => said,
+            Err(error) => {
+                // Nobody has taken note of it.
+                lock(&self.released).extend(released);
+                return Err(error);
+            }
+        };
+        self.keep_until(streams);
+        for (owner, released) in said.iter().map(|said| &said.released).enumerate() {
+            lock(&self.mapped).retain(|mapped| mapped.owner != owner || !released.contains(&mapped.call));
+        }
+        if let Some(rank) = said.iter().position(|other| other.bytes != said[0].bytes) {
+            let (bytes, expected) = (said[rank].bytes, said[0].bytes);
+            return Err(ApiMisuse::UnequalAlloc { rank, bytes, first: 0, expected }.into());
+        }
+        let (memory, seen) = self.share(device, own?, patience)?;
+        let rank = self.rendezvous.rank();
+        B::attach(&memory[rank], Box::new(Companion { call, released: self.released.clone() }));
+        let peers = memory.iter().enumerate().filter(|(owner, _)| *owner != rank);
+        lock(&self.mapped).extend(peers.map(|(owner, memory)| Mapped { owner, call, memory: memory.clone() }));
+        Ok((memory, seen))
+    }
+
+    /// Keeps what is mapped until the calls that are now on `streams` have ended.
+    pub(crate) fn keep_until(&self, streams: &[B::Stream]) {
+        for mapped in &*lock(&self.mapped) {
+            streams.iter().for_each(|stream| B::keep_until(&mapped.memory, stream));
+        }
+    }
+
+    /// Shares this rank's `own` memory. Gives all ranks' as this process sees them, and where each rank sees this one's.
+    fn share(
+        &mut self,
+        device: &B::Device,
+        own: B::Buffer,
+        patience: Duration,
+    ) -> Result<(Vec<B::Buffer>, [u64; MAX_GPUS])> {
+        let rank = self.rendezvous.rank();
+        let exported = B::export(&own);
+        self.exchange("export", exported.as_ref().map(drop).map_err(Error::clone), patience)?;
+        let descriptors = fds::exchange(&mut *self.rendezvous, &[exported?.as_fd()], patience)?;
+        let imported = import::<B>(device, rank, own, descriptors);
+        let addresses = imported.as_ref().map(|all| all.iter().map(B::address).collect::<Vec<_>>());
+        let addresses = self.exchange("import", addresses.map_err(Error::clone), patience)?;
+        let mut seen = [0; MAX_GPUS];
+        for (other, (seen, theirs)) in seen.iter_mut().zip(addresses).enumerate() {
+            let why = || "addresses are missing".to_owned();
+            let missing = || error::Rendezvous::Protocol { rank, peer: other, why: why() };
+            *seen = *theirs.get(rank).ok_or_else(missing)?;
+        }
+        Ok((imported?, seen))
+    }
+}
+
+fn import<B: Backend>(
+    device: &B::Device,
+    rank: usize,
+    own: B::Buffer,
+    descriptors: Vec<Vec<OwnedFd>>,
+) -> Result<Vec<B::Buffer>> {
+    let bytes = B::bytes(&own);
+    let mut memory = Vec::new();
+    for (other, mut theirs) in descriptors.into_iter().enumerate() {
+        let why = || "no descriptor came".to_owned();
+        let missing = || error::Rendezvous::Protocol { rank, peer: other, why: why() };
+        let descriptor = theirs.pop().ok_or_else(missing)?;
+        memory.push(if other == rank { own.clone() } else { B::import(device, descriptor, bytes)? });
+    }
+    Ok(memory)
+}
+
+/// What a rank says of itself first.
+#[derive(Deserialize, Serialize)]
+struct Hello {
+    /// What all ranks must share, in the order of [`agreement`].
+    agreement: Vec<String>,
+    /// [`DeviceInfo::uuid`](crate::DeviceInfo::uuid).
+    device: String,
+    max_block_threads: u32,
+}
+
+/// See [`Builder::connect`](super::Builder::connect).
+pub(super) fn connect<B: Backend>(
+    device: &B::Device,
+    settings: Result<Settings>,
+    share_devices: bool,
+    rendezvous: Box<dyn Rendezvous>,
+) -> Result<Communicator<B>> {
+    let (rank, world) = (rendezvous.rank(), rendezvous.world_size());
+    check_world(world)?;
+    check_rank(rank, world)?;
+    let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
+    let mut link = Link::<B>::new(rendezvous);
+
+    let prepared = settings.and_then(|settings| {
+        settings.validate()?;
+        Ok((settings, B::load(device)?))
+    });
+    let info = B::describe(device);
+    let mut names = Vec::new();
+    let hello = prepared.as_ref().map_err(Error::clone).map(|(settings, module)| {
+        let (all_names, mut agreement): (_, Vec<_>) = agreement::<B>(settings, module).into_iter().unzip();
+        names = all_names;
+        names.push("machine");
+        agreement.push(machine());
+        Hello { agreement, device: info.uuid.clone(), max_block_threads: info.max_block_threads }
+    });
+    let hellos = link.exchange("connect", hello, patience)?;
+    let (settings, module) = prepared?;
+    let agreements: Vec<_> = hellos.iter().map(|hello| hello.agreement.clone()).collect();
+    compare(&names, &agreements)?;
+    let devices: Vec<&str> = hellos.iter().map(|hello| hello.device.as_str()).collect();
+    check_sharing(&devices, share_devices)?;
+
+    // From here on ranks wait for each other's results, whatever they are.
+    let max_threads = hellos.iter().map(|hello| hello.max_block_threads).min().unwrap_or(1);
+    let sharing = devices.iter().filter(|other| **other == info.uuid).count();
+    if sharing > 1 && B::NAME != "host" {
+        tracing::warn!(device = info.label(), "several processes share a device: they take turns unless MPS runs");
+    }
+    let prepared = B::create_stream(device).and_then(|service| {
+        let rooms = rooms::<B>(device, &module, max_threads, sharing)?;
+        let own = Own::<B>::new(device, module, service)?;
+        let memory = own.allocate(MemoryKind::Shared, &settings, rank, world)?;
+        Ok((rooms, own, memory))
+    });
+    let rooms = prepared.as_ref().map(|(rooms, ..)| rooms.clone()).map_err(Error::clone);
+    let budget = BlockBudget::new(max_threads, &link.exchange("connect: memory", rooms, patience)?);
+    budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
+    let (_, own, memory) = prepared?;
+    let (memory, _) = link.share(device, memory, patience)?;
+    B::attach(&memory[rank], Box::new(link.mapped.clone()));
+
+    let reached = write_to_all(&own, &devices, &memory, rank);
+    let reached = link.exchange("connect: write", reached, patience)?;
+    link.exchange("connect: read", read_from_all(&own, &memory[rank], &devices, rank), patience)?;
+
+    let connection = reached.into_iter().max().unwrap_or(Connection::SameDevice);
+    let topology = Topology { family: info.family, link: connection, world };
+    let ranks = Ranks::Apart(Processes { rank, link: Mutex::new(link) });
+    Ok(Communicator::new(Arc::new(Group::new(memory, ranks, topology, budget)), rank, own, settings))
+}
+
+/// Proves by data that this rank reaches all others. Gives the slowest of what connects them.
+fn write_to_all<B: Backend>(own: &Own<B>, devices: &[&str], memory: &[B::Buffer], rank: usize) -> Result<Connection> {
+    let mut slowest = Connection::SameDevice;
+    for (other, theirs) in memory.iter().enumerate().filter(|(other, _)| *other != rank) {
+        let refuse = |why| peer_error::<B>(&own.device, devices[other], why);
+        slowest = slowest.max(match B::find(&own.device, devices[other]) {
+            Some(far) => {
+                let access = B::peer_access(&own.device, &far)?;
+                if let Some(why) = access.refusal {
+                    return Err(refuse(why));
+                }
+                access.link
+            }
+            // A device that this process does not see: the data will show whether it is reached.
+            None => Connection::Pcie,
+        });
+        let offset = SCRATCH_OFFSET + rank * PATTERN_BYTES;
+        write_pattern::<B>(&own.service, &own.module, theirs, offset, seed(rank, other))
+            .map_err(|e| e.into_error(refuse))?;
+    }
+    Ok(slowest)
+}
+
+/// Whether what the others wrote has arrived.
+fn read_from_all<B: Backend>(own: &Own<B>, memory: &B::Buffer, devices: &[&str], rank: usize) -> Result<()> {
+    for other in (0..devices.len()).filter(|other| *other != rank) {
+        let offset = SCRATCH_OFFSET + other * PATTERN_BYTES;
+        read_pattern::<B>(&own.service, memory, offset, seed(other, rank)).map_err(|failed| {
+            failed.into_error(|why| peer_error::<B>(&own.device, devices[other], format!("from there {why}")))
+        })?;
+    }
+    Ok(())
+}
+
+fn peer_error<B: Backend>(from: &B::Device, to: &str, why: String) -> Error {
+    let to = B::find(from, to).map_or_else(|| to.to_owned(), |device| B::describe(&device).label());
+    Error::Peer { from: B::describe(from).label(), to, why }
+}
+
+/// Of the pattern that one rank writes into another's memory.
+fn seed(from: usize, to: usize) -> u32 {
+    0x5eed_0100 + (from * MAX_GPUS + to) as u32
+}
+
+fn check_sharing(devices: &[&str], share: bool) -> Result<()> {
+    for (second, device) in devices.iter().enumerate().filter(|_| !share) {
+        if let Some(first) = devices[..second].iter().position(|other| other == device) {
+            return Err(ApiMisuse::SharedDevice { first, second, device: (*device).to_owned() }.into());
+        }
+    }
+    Ok(())
+}
+
+/// The identity of the running system: ranks on two machines have no memory to share.
+fn machine() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned())
+}
