@@ -10,6 +10,7 @@ pub mod matches;
 pub mod misuse;
 pub mod overwrite;
 pub mod peer;
+pub mod processes;
 pub mod program;
 pub mod raw;
 pub mod recover;

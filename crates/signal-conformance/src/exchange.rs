@@ -69,6 +69,35 @@ pub(crate) struct Lane<B: Backend, T: Element> {
 }
 
 impl<B: Backend, T: Element> Lane<B, T> {
+    /// Writes `values` to their place in the first of two buffers, poison to that of the output in the second, and canaries around
+    /// both. Enqueues only.
+    pub(crate) fn new(
+        what: &str,
+        stream: &B::Stream,
+        (mut input, mut output): (DeviceBuffer<B, T>, DeviceBuffer<B, T>),
+        values: &[T],
+        options: CallOptions,
+        place: &Place,
+        expected: Arc<[T]>,
+    ) -> Self {
+        let count = values.len();
+        let input_range = place.input_start..place.input_start + count;
+        let output_range = place.output_start..place.output_start + count;
+        let mut input_image = vec![canary(); input.len()];
+        input_image[input_range.clone()].copy_from_slice(values);
+        input.write(stream, &input_image).unwrap();
+        let output = (!place.in_place).then(|| {
+            let mut image = vec![canary(); output.len()];
+            image[output_range.clone()].fill(poison());
+            output.write(stream, &image).unwrap();
+            (output, output_range)
+        });
+        let CallOptions { algorithm, blocks, threads, domain, .. } = options;
+        let grid = format!("{algorithm:?} {blocks:?}x{threads:?} on domain {domain}");
+        let what = format!("{what}, {count} x {}, {grid}, {place:?}", T::DTYPE);
+        Lane { what, options, input, input_range, output, input_image, expected }
+    }
+
     /// Fills the input buffer with `word`, behind the call.
     pub(crate) fn overwrite_input(&mut self, stream: &B::Stream, word: u32) {
         assert!(self.output.is_some(), "the input of a call in place is its output");
@@ -141,35 +170,15 @@ impl<B: Backend, T: Element> Exchange<B, T> {
         assert_eq!((inputs.len(), places.len()), (world.ranks(), world.ranks()));
         let count = inputs[0].len();
         let expected: Arc<[T]> = sum(inputs).into();
-        let end = places.iter().map(|p| p.input_start.max(p.output_start)).max().unwrap() + count;
+        let len = buffer_len(places, count);
         let place_inputs: Vec<Memory> = places.iter().map(|p| p.input).collect();
         let place_outputs: Vec<Memory> = places.iter().map(|p| p.output).collect();
-        let buffers = allocate(world, &place_inputs, end + GUARD).into_iter();
-        let outputs = allocate(world, &place_outputs, end + GUARD);
+        let buffers = allocate(world, &place_inputs, len).into_iter();
+        let outputs = allocate(world, &place_outputs, len);
         let lanes = buffers.zip(outputs).zip(inputs).zip(places).enumerate();
-        let lanes = lanes.map(|(rank, (((mut input, mut output), values), place))| {
-            let stream = &world.streams[rank];
-            let input_range = place.input_start..place.input_start + count;
-            let output_range = place.output_start..place.output_start + count;
-            let mut input_image = vec![canary(); end + GUARD];
-            input_image[input_range.clone()].copy_from_slice(values);
-            input.write(stream, &input_image).unwrap();
-            let output = (!place.in_place).then(|| {
-                let mut image = vec![canary(); end + GUARD];
-                image[output_range.clone()].fill(poison());
-                output.write(stream, &image).unwrap();
-                (output, output_range)
-            });
-            let what = format!(
-                "rank {rank} of {}, {count} x {}, {:?} {:?}x{:?} on domain {}, {place:?}",
-                world.ranks(),
-                T::DTYPE,
-                options.algorithm,
-                options.blocks,
-                options.threads,
-                options.domain,
-            );
-            Lane { what, options, input, input_range, output, input_image, expected: expected.clone() }
+        let lanes = lanes.map(|(rank, (((input, output), values), place))| {
+            let what = format!("rank {rank} of {}", world.ranks());
+            Lane::new(&what, &world.streams[rank], (input, output), values, options, place, expected.clone())
         });
         Exchange { lanes: lanes.collect() }
     }
@@ -216,10 +225,20 @@ pub(crate) fn works<B: Backend>(world: &mut World<B>) {
     }
 }
 
+/// Elements of every buffer of a call of `count` elements.
+pub(crate) fn buffer_len(places: &[Place], count: usize) -> usize {
+    places.iter().map(|p| p.input_start.max(p.output_start)).max().unwrap() + count + GUARD
+}
+
+/// Symmetric buffers that all ranks must allocate so that each has the memory that it asks for.
+pub(crate) fn symmetric_buffers<'a>(memories: impl Iterator<Item = &'a Memory>) -> usize {
+    memories.map(|m| if let Memory::Symmetric(k) = m { k + 1 } else { 0 }).max().unwrap()
+}
+
 /// A buffer for each rank in the memory that it asks for. Symmetric buffers come into being on every rank; those that
 /// a rank does not use are dropped.
 fn allocate<B: Backend, T: Element>(world: &mut World<B>, memories: &[Memory], len: usize) -> Vec<DeviceBuffer<B, T>> {
-    let sets = memories.iter().map(|m| if let Memory::Symmetric(k) = m { k + 1 } else { 0 }).max().unwrap();
+    let sets = symmetric_buffers(memories.iter());
     let mut symmetric: Vec<Vec<Option<DeviceBuffer<B, T>>>> =
         (0..sets).map(|_| world.alloc(len).into_iter().map(Some).collect()).collect();
     let buffers = memories.iter().enumerate().map(|(rank, memory)| match memory {

@@ -31,9 +31,11 @@ mod compare;
 pub mod cases;
 mod exchange;
 mod place;
+mod processes;
 mod rig;
 mod world;
 
+pub use processes::{ProcessCase, run_processes};
 pub use rig::{Rig, run};
 
 /// Makes a module of tests, one for each case of the suite, on the backend that the expression opens.
@@ -152,6 +154,16 @@ macro_rules! suite {
                     streams_one_thread_cannot_run_ahead,
                     streams_fast_threads_wait;
             }
+
+            $crate::process_tests! { $open;
+                processes_random_programs,
+                processes_replay_graphs,
+                processes_leave_nothing_behind,
+                processes_recover,
+                processes_refuse_differences,
+                processes_two_groups,
+                processes_kill_one
+            }
         }
     };
 }
@@ -167,5 +179,20 @@ macro_rules! suite_tests {
                 $crate::run(stringify!($case), || $open, $crate::cases::$module::$case);
             }
         )+)+
+    };
+}
+
+/// The part of [`suite!`]'s expansion whose cases have processes for ranks.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! process_tests {
+    ($open:expr; $($case:ident),+) => {
+        $(
+            #[test]
+            fn $case() {
+                let path = concat!(module_path!(), "::", stringify!($case));
+                $crate::run_processes(stringify!($case), path, || $open, $crate::cases::processes::$case());
+            }
+        )+
     };
 }

@@ -28,7 +28,7 @@ pub struct Rig<B: Backend> {
 }
 
 /// Runs one case, alone: cases share the devices, and some watch the clock.
-pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, case: fn(&Rig<B>)) {
+pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, case: impl FnOnce(&Rig<B>)) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let backend = open().unwrap_or_else(|e| panic!("the backend does not open: {e}"));

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, Communicator, Phase, Result};
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, Dtype, Element, Phase, Result};
 
 use crate::exchange::{Exchange, Step};
-use crate::place::{Mix, below, pick};
+use crate::place::{Mix, Place, below, pick};
 use crate::rig::{Rig, scaled};
 use crate::world::{World, options};
 
 /// A barrier as a step.
-struct Barrier;
+pub(crate) struct Barrier;
 
 impl<B: Backend> Step<B> for Barrier {
     fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
@@ -22,48 +22,85 @@ impl<B: Backend> Step<B> for Barrier {
     fn check(&self, _: &B::Stream) {}
 }
 
+/// A call of a program.
+pub(crate) enum Drawn {
+    Barrier,
+    AllReduce(Drawing),
+}
+
+/// An all-reduce of a program.
+pub(crate) struct Drawing {
+    pub(crate) count: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) options: CallOptions,
+    pub(crate) places: Vec<Place>,
+    /// Of the inputs.
+    pub(crate) seed: u64,
+    /// On the host one rank now and then falls behind within the kernel, too.
+    late: Option<(usize, Phase)>,
+}
+
+impl Drawing {
+    /// The options of one rank's call.
+    pub(crate) fn options_of(&self, rank: usize) -> CallOptions {
+        let late = self.late.filter(|(late, _)| *late == rank);
+        options(|o| (*o, o.delay) = (self.options, late.map(|(_, phase)| (phase, Duration::from_millis(2)))))
+    }
+}
+
+/// The next call of a program of `ranks` ranks.
+pub(crate) fn draw(rng: &mut Rng, ranks: usize) -> Drawn {
+    if below(rng, 10) == 0 {
+        return Drawn::Barrier;
+    }
+    let count = match below(rng, 20) {
+        0 => below(rng, 60_000),
+        1..5 => below(rng, 5_000),
+        _ => below(rng, 200),
+    };
+    let options = options(|o| {
+        o.algorithm =
+            pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)]);
+        (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(4), None)]);
+    });
+    let places = pick(rng, &Mix::ALL).places(ranks, rng);
+    let seed = rng.next_u64();
+    let late = (below(rng, 16) == 0).then(|| below(rng, ranks));
+    let phase = pick(rng, &[Phase::Start, Phase::Middle, Phase::Exit, Phase::Exchange]);
+    let dtype = pick(rng, &[Dtype::F32, Dtype::F16, Dtype::Bf16]);
+    Drawn::AllReduce(Drawing { count, dtype, options, places, seed, late: late.map(|rank| (rank, phase)) })
+}
+
 /// A program for each rank; every call has buffers of its own.
 fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<Vec<Box<dyn Step<B>>>> {
     let ranks = world.ranks();
     let mut program: Vec<Vec<Box<dyn Step<B>>>> = (0..ranks).map(|_| Vec::new()).collect();
     for _ in 0..calls {
-        if below(rng, 10) == 0 {
-            program.iter_mut().for_each(|steps| steps.push(Box::new(Barrier)));
-            continue;
-        }
-        let count = match below(rng, 20) {
-            0 => below(rng, 60_000),
-            1..5 => below(rng, 5_000),
-            _ => below(rng, 200),
+        let drawing = match draw(rng, ranks) {
+            Drawn::Barrier => {
+                program.iter_mut().for_each(|steps| steps.push(Box::new(Barrier)));
+                continue;
+            }
+            Drawn::AllReduce(drawing) => drawing,
         };
-        let call = options(|o| {
-            o.algorithm =
-                pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)]);
-            (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(4), None)]);
-        });
-        let places = pick(rng, &Mix::ALL).places(ranks, rng);
-        let seed = rng.next_u64();
-        // On the host one rank now and then falls behind within the kernel, too.
-        let late = (below(rng, 16) == 0).then(|| below(rng, ranks));
-        let phase = pick(rng, &[Phase::Start, Phase::Middle, Phase::Exit, Phase::Exchange]);
-        macro_rules! add {
-            ($T:ty) => {{
-                let mut exchange = Exchange::<B, $T>::random(world, count, seed, call, &places);
-                if let Some(rank) = late {
-                    exchange.lanes[rank].options.delay = Some((phase, Duration::from_millis(2)));
-                }
-                for (steps, step) in program.iter_mut().zip(exchange.into_steps()) {
-                    steps.push(step);
-                }
-            }};
-        }
-        match below(rng, 3) {
-            0 => add!(f32),
-            1 => add!(f16),
-            _ => add!(bf16),
+        match drawing.dtype {
+            Dtype::F32 => add::<B, f32>(world, &drawing, &mut program),
+            Dtype::F16 => add::<B, f16>(world, &drawing, &mut program),
+            _ => add::<B, bf16>(world, &drawing, &mut program),
         }
     }
     program
+}
+
+fn add<B: Backend, T: Element>(world: &mut World<B>, drawing: &Drawing, program: &mut [Vec<Box<dyn Step<B>>>]) {
+    let Drawing { count, seed, options, places, .. } = drawing;
+    let mut exchange = Exchange::<B, T>::random(world, *count, *seed, *options, places);
+    for (rank, lane) in exchange.lanes.iter_mut().enumerate() {
+        lane.options = drawing.options_of(rank);
+    }
+    for (steps, step) in program.iter_mut().zip(exchange.into_steps()) {
+        steps.push(step);
+    }
 }
 
 /// Sleeps, mostly not at all.
