@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use signal_comm::DeviceInfo;
 
 /// The machine's CPU side.
@@ -27,7 +27,7 @@ impl Machine {
 }
 
 /// A device in a report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) uuid: String,
@@ -67,11 +67,17 @@ pub(crate) fn binary_size(bytes: u64) -> String {
     format!("{:.1} {unit}", bytes as f64 / (1u64 << (10 * power)) as f64)
 }
 
-/// Variables that the library reads, and any other that looks as if it should.
+/// Makes a process a rank of a bench that another process has started.
+pub(crate) const SPAWNED: &str = "SIGNAL_SPAWNED";
+
+/// Variables that the library reads, and any other that looks as if it should. Reports are no place for secrets.
 pub(crate) fn signal_variables() -> Vec<(String, String)> {
     let text = |s: std::ffi::OsString| s.to_string_lossy().into_owned();
     let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
-    let mut found: Vec<_> = all.filter(|(name, _)| name.starts_with("SIGNAL_")).collect();
+    let mut found: Vec<_> = all.filter(|(name, _)| name.starts_with("SIGNAL_") && name != SPAWNED).collect();
+    for (_, secret) in found.iter_mut().filter(|(name, _)| name == "SIGNAL_SECRET") {
+        "(not shown)".clone_into(secret);
+    }
     found.sort();
     found
 }
