@@ -96,12 +96,19 @@ impl GroupArgs {
             (None, BackendName::Host) => 2.min(devices),
             (None, _) => devices.min(MAX_GPUS),
         };
-        if world > devices && !self.share_devices {
+        self.check_devices(world, devices)?;
+        Ok(world)
+    }
+
+    /// Refuses more ranks than devices, unless they may share them.
+    pub(crate) fn check_devices(&self, ranks: usize, devices: usize) -> Result<()> {
+        if ranks > devices && !self.share_devices {
+            let name = self.backend;
             return Err(CliError::Arguments(format!(
-                "{world} ranks need {world} devices, {name} has {devices}; --share-devices lets ranks share one"
+                "{ranks} ranks need {ranks} devices, {name} has {devices}; --share-devices lets ranks share one"
             )));
         }
-        Ok(world)
+        Ok(())
     }
 }
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use signal_comm::error::{Error, Rendezvous};
+
 use crate::backend::BackendName;
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
@@ -24,6 +26,9 @@ pub(crate) enum CliError {
     /// Standard output could not be written.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
+    /// What has ended all ranks of a bench whose ranks are processes; `told` where it is not for this process to print.
+    #[error("{text}")]
+    Rank { code: u8, text: String, told: bool },
     /// Results were wrong.
     #[error("{0} elements differ from the reference")]
     Mismatch(u64),
@@ -44,7 +49,25 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             CliError::Arguments(_) | CliError::NotCompiled(_) => 2,
+            CliError::Rank { code, .. } => *code,
             _ => 1,
+        }
+    }
+
+    /// Whether another process prints it.
+    pub(crate) fn is_told(&self) -> bool {
+        matches!(self, CliError::Rank { told: true, .. })
+    }
+
+    /// Whether it says that a peer did not do its part, which has a reason of its own.
+    pub(crate) fn blames_peer(&self) -> bool {
+        let CliError::Signal(error) = self else { return false };
+        match error {
+            Error::Timeout(_) | Error::Aborted { .. } | Error::Poisoned { .. } => true,
+            Error::Rendezvous(why) => {
+                matches!(why, Rendezvous::Absent { .. } | Rendezvous::Lost { .. } | Rendezvous::Failed { .. })
+            }
+            _ => false,
         }
     }
 }

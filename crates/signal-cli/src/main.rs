@@ -61,7 +61,9 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            if !error.is_told() {
+                eprintln!("error: {error}");
+            }
             ExitCode::from(error.exit_code())
         }
     }

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
+use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Dtype, parse_bytes};
 
+use super::seat::Position;
 use crate::backend::{self, BackendName, GroupArgs};
 use crate::error::{CliError, Result};
 use crate::seed;
@@ -19,6 +21,14 @@ const DEFAULT_MAX_BYTES_HOST: usize = 16 << 20;
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) group: GroupArgs,
+
+    /// Starts N processes, one for each rank, instead of having all ranks in one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_GPUS as u64), conflicts_with = "ranks")]
+    pub(crate) spawn: Option<u64>,
+
+    /// Is one rank of those that torchrun, mpirun, mpiexec or srun has started, or that SIGNAL_RANK and SIGNAL_WORLD describe
+    #[arg(long, conflicts_with_all = ["ranks", "spawn"])]
+    pub(crate) launched: bool,
 
     /// Smallest size in bytes, with K, M or G for powers of 1024
     #[arg(short = 'b', long, alias = "minbytes", value_name = "SIZE", default_value = "1K", value_parser = parse_size)]
@@ -140,11 +150,17 @@ impl Args {
         Ok(sizes.take_while(|size| *size <= max_bytes).map(|size| size / element).collect())
     }
 
-    /// The number of ranks, given how many devices there are.
-    pub(crate) fn world(&self, devices: usize) -> Result<usize> {
+    /// The number of ranks of one process that has all of them, given how many devices there are.
+    pub(super) fn world(&self, devices: usize) -> Result<usize> {
         let world = self.group.world(devices)?;
         backend::check_corrupt(self.corrupt, world)?;
         Ok(world)
+    }
+
+    /// Refuses one rank of several processes for whose ranks there are too few devices.
+    pub(super) fn check_position(&self, position: &Position, devices: usize) -> Result<()> {
+        self.group.check_devices(position.local_world, devices)?;
+        backend::check_corrupt(self.corrupt, position.world)
     }
 }
 

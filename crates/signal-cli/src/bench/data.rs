@@ -20,11 +20,11 @@ const GARBAGE: u32 = u32::MAX;
 /// Elements below which a second thread is not worth its start.
 const PARALLEL_FROM: usize = 1 << 15;
 
-/// One call's buffers on all ranks.
+/// One call's buffers on the ranks of this process.
 pub(super) struct Set<B: Backend, T: Element> {
     pub(super) inputs: Vec<DeviceBuffer<B, T>>,
     pub(super) outputs: Vec<DeviceBuffer<B, T>>,
-    /// Seed of each rank's input.
+    /// Seed of each rank's input, over all processes: the result depends on all of them.
     seeds: Vec<u64>,
     /// What one call must give, on every rank.
     pub(super) expected: Vec<T>,
@@ -39,8 +39,8 @@ pub(super) struct Sets<B: Backend, T: Element> {
 
 impl<B: Backend, T: Element> Sets<B, T> {
     /// Allocates and fills the sets of one size with data that depends on the seed and the size only.
-    pub(super) fn create(ranks: &mut Ranks<B>, args: &Args, seed: u64, count: usize) -> Result<Self> {
-        let memory = args.memory;
+    pub(super) fn create(ranks: &mut Ranks<B>, args: &Args, count: usize) -> Result<Self> {
+        let (memory, seed) = (args.memory, ranks.seed);
         let number = affordable_sets(ranks, count * T::DTYPE.bytes(), args.sets)?;
         let sets = (0..number).map(|index| Set::create(ranks, memory, [seed, count as u64, index as u64], count));
         Ok(Sets { sets: sets.collect::<Result<_>>()? })
@@ -50,7 +50,7 @@ impl<B: Backend, T: Element> Sets<B, T> {
         self.sets.len()
     }
 
-    /// The inputs of a set, by rank, as they were written.
+    /// The inputs of a set, by rank of the world, as they were written.
     pub(super) fn inputs(&self, set: usize) -> Vec<Vec<T>> {
         self.sets[set].host_inputs()
     }
@@ -83,14 +83,14 @@ impl<B: Backend, T: Element> Set<B, T> {
         let seeds = (0..ranks.world() as u64).map(|rank| Rng::new(seed ^ rank).next_u64()).collect();
         let mut set = Set { inputs, outputs, seeds, expected: Vec::new(), expected_error: 0.0 };
         let data = set.host_inputs();
-        for ((buffer, stream), values) in set.inputs.iter_mut().zip(&ranks.streams).zip(&data) {
+        for ((buffer, stream), values) in set.inputs.iter_mut().zip(&ranks.streams).zip(&data[ranks.here()]) {
             buffer.write(stream, values)?;
         }
         (set.expected, set.expected_error) = reference(&data);
         Ok(set)
     }
 
-    /// The inputs by rank, generated again: keeping them would double the host memory.
+    /// The inputs of all ranks, generated again: keeping them would double the host memory.
     pub(super) fn host_inputs(&self) -> Vec<Vec<T>> {
         let count = self.inputs.first().map_or(0, DeviceBuffer::len);
         parallel(&self.seeds, |&seed| reference::random(seed, count))
@@ -150,22 +150,21 @@ fn parallel<I: Sync, O: Send>(items: &[I], work: impl Fn(&I) -> O + Sync) -> Vec
 
 /// How many sets of two buffers of `bytes` a rank can be had; an error if not one.
 pub(super) fn affordable_sets<B: Backend>(ranks: &Ranks<B>, bytes: usize, wanted: u32) -> Result<usize> {
-    let devices: Vec<&B::Device> = ranks.devices().collect();
+    let family = B::describe(ranks.device()).family;
     let mut affordable = u64::from(wanted);
-    for device in &devices {
-        let info = B::describe(device);
+    for device in &ranks.devices {
         // CPU devices are slices of one memory.
-        let sharers = match info.family {
-            DeviceFamily::Host => devices.len(),
-            _ => devices.iter().filter(|other| *other == device).count(),
+        let sharers = match family {
+            DeviceFamily::Host => ranks.world(),
+            _ => ranks.devices.iter().filter(|other| other.uuid == device.uuid).count(),
         };
         let set_bytes = 2 * bytes as u64 * sharers as u64;
-        if set_bytes > info.memory_bytes {
-            let (need, have) = (binary_size(set_bytes), binary_size(info.memory_bytes));
+        if set_bytes > device.memory_bytes {
+            let (need, have) = (binary_size(set_bytes), binary_size(device.memory_bytes));
             let size = binary_size(bytes as u64);
-            return Err(CliError::Arguments(format!("{size} a rank need {need} on {}, which has {have}", info.name)));
+            return Err(CliError::Arguments(format!("{size} a rank need {need} on {}, which has {have}", device.name)));
         }
-        affordable = affordable.min(info.memory_bytes / MEMORY_SHARE / set_bytes);
+        affordable = affordable.min(device.memory_bytes / MEMORY_SHARE / set_bytes);
     }
     Ok(affordable.max(1) as usize)
 }

@@ -1,6 +1,7 @@
 //! `--dump`: inputs and outputs as raw files, for a check that shares no code with this library.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -19,10 +20,12 @@ const LAYOUT: &str = "Each file holds `count` elements of `dtype` without a head
     a single call left over the input. f32: numpy '<f4'; f16: numpy '<f2'; bf16: the upper halves of f32, numpy '<u2' \
     shifted left by 16 and viewed as '<f4'.";
 
-/// A directory being filled. The manifest is rewritten after every size, so that it never names a missing file.
+/// A directory being filled: by each process with its ranks' files, by the leading one with the manifest. That is rewritten
+/// after every size, so that it never names a missing file.
 pub(super) struct Dump {
     directory: PathBuf,
     manifest: Manifest,
+    leads: bool,
 }
 
 #[derive(Serialize)]
@@ -55,7 +58,7 @@ struct Files {
 }
 
 impl Dump {
-    pub(super) fn create(directory: &Path, report: &Report) -> Result<Self> {
+    pub(super) fn create(directory: &Path, report: &Report, leads: bool) -> Result<Self> {
         fs::create_dir_all(directory).map_err(CliError::file(directory))?;
         let arguments = &report.arguments;
         let manifest = Manifest {
@@ -69,36 +72,48 @@ impl Dump {
             seed: arguments.seed,
             sizes: Vec::new(),
         };
-        let dump = Dump { directory: directory.to_owned(), manifest };
+        let dump = Dump { directory: directory.to_owned(), manifest, leads };
         dump.write_manifest()?;
         Ok(dump)
     }
 
-    /// Writes one size's files; each slice is by rank.
-    pub(super) fn size<T: Element>(
-        &mut self,
+    /// Writes one size's files of the ranks `here`, by which each slice is.
+    pub(super) fn write<T: Element>(
+        &self,
+        here: Range<usize>,
         inputs: &[Vec<T>],
         outputs: &[Vec<T>],
         in_place: &[Vec<T>],
     ) -> Result<()> {
-        let count = inputs.first().map_or(0, Vec::len);
-        let bytes = count * T::DTYPE.bytes();
-        let mut files = Vec::new();
-        for (rank, ((input, output), in_place)) in inputs.iter().zip(outputs).zip(in_place).enumerate() {
-            let write = |kind: &str, values: &[T]| -> Result<String> {
-                let name = format!("{bytes}_rank{rank}_{kind}.bin");
-                let path = self.directory.join(&name);
-                fs::write(&path, bytemuck::cast_slice::<T, u8>(values)).map_err(CliError::file(&path))?;
-                Ok(name)
-            };
-            let (input, output) = (write("input", input)?, write("output", output)?);
-            files.push(Files { rank, input, output, in_place: write("in_place", in_place)? });
+        let write = |name: &str, values: &[T]| {
+            let path = self.directory.join(name);
+            fs::write(&path, bytemuck::cast_slice::<T, u8>(values)).map_err(CliError::file(&path))
+        };
+        for (rank, ((input, output), in_place)) in here.zip(inputs.iter().zip(outputs).zip(in_place)) {
+            let files = Files::new::<T>(rank, input.len());
+            write(&files.input, input)?;
+            write(&files.output, output)?;
+            write(&files.in_place, in_place)?;
         }
-        self.manifest.sizes.push(Size { bytes, count, files });
+        Ok(())
+    }
+
+    /// Adds one size, whose files are there, to the manifest.
+    pub(super) fn note<T: Element>(&mut self, count: usize) -> Result<()> {
+        let files = (0..self.manifest.ranks).map(|rank| Files::new::<T>(rank, count)).collect();
+        self.manifest.sizes.push(Size { bytes: count * T::DTYPE.bytes(), count, files });
         self.write_manifest()
     }
 
     fn write_manifest(&self) -> Result<()> {
-        write_json(&self.directory.join("manifest.json"), &self.manifest)
+        if self.leads { write_json(&self.directory.join("manifest.json"), &self.manifest) } else { Ok(()) }
+    }
+}
+
+impl Files {
+    /// The names of a rank's files of `count` elements.
+    fn new<T: Element>(rank: usize, count: usize) -> Self {
+        let name = |kind: &str| format!("{}_rank{rank}_{kind}.bin", count * T::DTYPE.bytes());
+        Files { rank, input: name("input"), output: name("output"), in_place: name("in_place") }
     }
 }

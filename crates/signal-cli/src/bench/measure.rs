@@ -47,7 +47,7 @@ pub(super) struct Measurement<T> {
     pub(super) wrong: u64,
     /// Largest error of a single call against sums in f64, over all ranks and sets.
     pub(super) max_error: f64,
-    /// Results of set 0 by rank: of the timed calls out of place, of the single call in place.
+    /// Results of set 0 by rank of this process: of the timed calls out of place, of the single call in place.
     pub(super) outputs: Vec<Vec<T>>,
 }
 
@@ -99,10 +99,13 @@ pub(super) fn measure<B: Backend, T: Element>(
     }
     found.times.sort_by(f64::total_cmp);
 
-    if let Some(rank) = args.corrupt {
-        corrupt(ranks, sets, rank)?;
+    if let Some(index) = ranks.here().position(|rank| args.corrupt == Some(rank)) {
+        corrupt(ranks, sets, index)?;
     }
     check_pass(ranks, sets, place, &work, &mut found)?;
+    found.wrong = ranks.together.sum(found.wrong)?;
+    // No error is negative, so that bits are in the order of the values; and JSON, in which processes talk, has no infinity.
+    found.max_error = f64::from_bits(ranks.together.max(found.max_error.to_bits())?);
     Ok(found)
 }
 
@@ -119,7 +122,7 @@ fn enough_batches(wanted: Option<u32>, done: usize, total: Duration) -> bool {
     }
 }
 
-/// Compares every output of every rank with what a batch of `work` must have left there.
+/// Compares every output of this process's ranks with what a batch of `work` must have left there.
 fn check_pass<B: Backend, T: Element>(
     ranks: &Ranks<B>,
     sets: &Sets<B, T>,
@@ -163,9 +166,9 @@ fn worst_error<T: Element>(inputs: &[Vec<T>], outputs: &[Vec<T>]) -> f64 {
     outputs.iter().map(|output| check::max_error(output, &exact)).fold(0.0, f64::max)
 }
 
-/// Flips the lowest bit of the middle element of a rank's first output, in the device's memory.
-fn corrupt<B: Backend, T: Element>(ranks: &Ranks<B>, sets: &mut Sets<B, T>, rank: usize) -> Result<()> {
-    let (output, stream) = (&mut sets.sets[0].outputs[rank], &ranks.streams[rank]);
+/// Flips the lowest bit of the middle element of the first output of one of this process's ranks, in the device's memory.
+fn corrupt<B: Backend, T: Element>(ranks: &Ranks<B>, sets: &mut Sets<B, T>, index: usize) -> Result<()> {
+    let (output, stream) = (&mut sets.sets[0].outputs[index], &ranks.streams[index]);
     let mut values = output.read(stream)?;
     let middle = values.len() / 2;
     values[middle] = T::from_bits(values[middle].to_bits() ^ 1);

@@ -1,22 +1,44 @@
-//! The communicators of all ranks and the streams they are driven on, from one thread.
+//! The communicators of this process's ranks and the streams they are driven on, from one thread.
 
 use std::env;
+use std::ops::Range;
 use std::time::Duration;
 
-use signal_comm::{Backend, CallOptions, Communicator, Dtype, Element, Plan, ReduceOp, Settings};
+use serde::{Deserialize, Serialize};
+use signal_comm::{AbortHandle, Backend, CallOptions, Communicator, Dtype, Element, Plan, ReduceOp, Settings};
 
 use super::args::Args;
 use super::data::Set;
 use super::measure::Place;
-use crate::error::Result;
+use super::seat::Seat;
+use super::together::Together;
+use crate::error::{CliError, Result};
+use crate::machine::Device;
 
 /// A bench that hangs is to end while someone still watches; SIGNAL_TIMEOUT overrides it.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Processes that are started at once may come this far apart, however short a call's wait is.
+const START: Duration = Duration::from_secs(30);
 
+/// The ranks of this process, which follow one another, among those of the world.
 pub(super) struct Ranks<B: Backend> {
     pub(super) communicators: Vec<Communicator<B>>,
     pub(super) streams: Vec<B::Stream>,
+    pub(super) together: Together,
+    /// Of all ranks of the world.
+    pub(super) devices: Vec<Device>,
+    /// Of the data, one for all processes.
+    pub(super) seed: u64,
+    first: usize,
     options: CallOptions,
+}
+
+/// What a process says of itself first.
+#[derive(Deserialize, Serialize)]
+struct Hello {
+    arguments: String,
+    seed: u64,
+    devices: Vec<Device>,
 }
 
 /// What is timed at once.
@@ -59,30 +81,82 @@ impl<B: Backend> Work<B> {
 }
 
 impl<B: Backend> Ranks<B> {
-    pub(super) fn create(backend: &B, args: &Args) -> Result<Self> {
+    /// The ranks that `seat` gives to this process. `seed` is that of rank 0's process.
+    pub(super) fn create(backend: &B, args: &Args, seat: &Seat, seed: u64) -> Result<Self> {
         let available = backend.devices()?;
-        let world = args.world(available.len())?;
-        let devices: Vec<B::Device> = available.iter().cycle().take(world).cloned().collect();
+        let (first, number, device) = match seat.position() {
+            None => (0, args.world(available.len())?, 0),
+            Some(position) => {
+                args.check_position(&position, available.len())?;
+                (position.rank, 1, position.local_rank)
+            }
+        };
+        let devices: Vec<B::Device> = available.iter().cycle().skip(device).take(number).cloned().collect();
         let mut settings = Settings::from_env()?;
         if env::var_os("SIGNAL_TIMEOUT").is_none() {
             settings.timeout = TIMEOUT;
         }
+        let timeout = settings.timeout;
+        let patience = timeout.max(START);
+        let mut together = match seat.meet(patience)? {
+            None => Together::alone(),
+            Some(rendezvous) => Together::of_ranks(rendezvous, timeout, seat.line().cloned()),
+        };
+        let infos = devices.iter().map(|device| Device::from(B::describe(device))).collect();
+        let hellos = together.gather(Hello { arguments: format!("{args:?}"), seed, devices: infos })?;
+        if let Some(rank) = hellos.iter().position(|hello| hello.arguments != hellos[0].arguments) {
+            return Err(CliError::Arguments(format!("ranks 0 and {rank} were started with different arguments")));
+        }
+
         let builder = Communicator::<B>::builder().settings(settings).share_devices(args.group.share_devices);
-        let communicators = builder.all_local(&devices)?;
+        let communicators = match seat.meet(patience)? {
+            None => builder.all_local(&devices)?,
+            Some(rendezvous) => vec![builder.connect(&devices[0], rendezvous)?],
+        };
+        if let Some(line) = seat.line() {
+            let handles: Vec<AbortHandle<B>> = communicators.iter().map(Communicator::abort_handle).collect();
+            line.on_stop(move || handles.iter().for_each(|handle| drop(handle.abort())));
+        }
         let streams = devices.iter().map(B::create_stream).collect::<Result<_, _>>()?;
         let mut options = CallOptions::default();
         options.algorithm = args.algo.0;
         options.blocks = args.blocks;
         options.threads = args.threads;
-        Ok(Ranks { communicators, streams, options })
+        let seed = hellos[0].seed;
+        let devices = hellos.into_iter().flat_map(|hello| hello.devices).collect();
+        Ok(Ranks { communicators, streams, together, devices, seed, first, options })
     }
 
     pub(super) fn world(&self) -> usize {
-        self.communicators.len()
+        self.devices.len()
     }
 
-    pub(super) fn devices(&self) -> impl Iterator<Item = &B::Device> {
-        self.communicators.iter().map(Communicator::device)
+    /// The ranks of this process.
+    pub(super) fn here(&self) -> Range<usize> {
+        self.first..self.first + self.streams.len()
+    }
+
+    /// The first rank's device.
+    pub(super) fn device(&self) -> &B::Device {
+        self.communicators[0].device()
+    }
+
+    /// Goes on if no process has failed. Where one has, this process's ranks are gone, and all have the same error. Collective.
+    pub(super) fn agree<T>(&mut self, own: Result<T>) -> Result<T> {
+        if own.is_err() && !self.together.is_alone() {
+            self.leave();
+        }
+        self.together.agree(own)
+    }
+
+    /// Lets nobody wait for ranks that make no more calls: whose kernel waits for one of them is told by that rank's next
+    /// kernel, and who waits to allocate with it by its going.
+    fn leave(&mut self) {
+        for (mut communicator, stream) in self.communicators.drain(..).zip(&self.streams) {
+            // Best effort. After a fault nothing can be launched, but then the peers know of it.
+            let left = communicator.abort_handle().abort().and_then(|()| communicator.barrier(stream));
+            let _ = left.and_then(|()| B::synchronize(stream));
+        }
     }
 
     /// How a call will run: the library's plan with what the command line overrides.
@@ -99,7 +173,7 @@ impl<B: Backend> Ranks<B> {
         (self.options.blocks, self.options.threads) = (Some(blocks), Some(threads));
     }
 
-    /// Enqueues one call on every rank.
+    /// Enqueues one call on every rank of this process.
     pub(super) fn enqueue<T: Element>(&mut self, set: &mut Set<B, T>, place: Place) -> Result<()> {
         let ranks = self.communicators.iter_mut().zip(&self.streams);
         let buffers = set.inputs.iter().zip(&mut set.outputs);
@@ -130,7 +204,7 @@ impl<B: Backend> Ranks<B> {
         Ok(Work::Graphs { by_rank, calls, lead: 1 })
     }
 
-    /// Runs `work` once and returns the slowest rank's time by its device's clock. Ends idle.
+    /// Runs `work` once and returns the slowest rank's time by its device's clock, over all processes. Ends idle.
     pub(super) fn batch<T: Element>(
         &mut self,
         sets: &mut [Set<B, T>],
@@ -157,10 +231,11 @@ impl<B: Backend> Ranks<B> {
         let ends = self.record()?;
         self.wait()?;
         let mut times = starts.iter().zip(&ends).map(|(start, end)| B::elapsed(start, end));
-        times.try_fold(Duration::ZERO, |slowest, time| Ok(slowest.max(time?)))
+        let slowest = times.try_fold(Duration::ZERO, |slowest, time| time.map(|time| slowest.max(time)))?;
+        self.together.max(slowest)
     }
 
-    /// Enqueues the graphs of all ranks, in order.
+    /// Enqueues the graphs of all ranks of this process, in order.
     fn replay(&self, by_rank: &[Vec<B::Graph>]) -> Result<()> {
         let graphs = by_rank.first().map_or(0, Vec::len);
         for index in 0..graphs {
@@ -171,7 +246,7 @@ impl<B: Backend> Ranks<B> {
         Ok(())
     }
 
-    /// Waits for every rank; an error if one of them had a fault.
+    /// Waits for every rank of this process; an error if one of them had a fault.
     pub(super) fn wait(&self) -> Result<()> {
         let mut ranks = self.communicators.iter().zip(&self.streams);
         Ok(ranks.try_for_each(|(communicator, stream)| communicator.wait(stream))?)

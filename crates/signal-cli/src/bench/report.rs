@@ -34,6 +34,8 @@ pub(super) struct Arguments {
     pub(super) collective: &'static str,
     pub(super) backend: &'static str,
     pub(super) ranks: usize,
+    /// Each rank is a process; else all are of one.
+    pub(super) processes: bool,
     pub(super) dtype: &'static str,
     pub(super) op: &'static str,
     pub(super) algo: &'static str,
@@ -82,11 +84,12 @@ pub(super) struct Timing {
 }
 
 impl Report {
-    pub(super) fn new<B: Backend>(args: &Args, seed: u64, ranks: &Ranks<B>) -> Self {
+    pub(super) fn new<B: Backend>(args: &Args, ranks: &Ranks<B>) -> Self {
         let arguments = Arguments {
             collective: "all-reduce",
             backend: B::NAME,
             ranks: ranks.world(),
+            processes: !ranks.together.is_alone(),
             dtype: args.dtype.name(),
             op: ReduceOp::Sum.name(),
             algo: args.algo.name(),
@@ -98,12 +101,12 @@ impl Report {
             threads: args.threads,
             memory: args.memory.name(),
             share_devices: args.group.share_devices,
-            seed,
+            seed: ranks.seed,
             timeout_seconds: ranks.communicators[0].settings().timeout.as_secs_f64(),
         };
         Report {
             machine: Machine::here(),
-            devices: ranks.devices().map(|device| Device::from(B::describe(device))).collect(),
+            devices: ranks.devices.clone(),
             environment: signal_variables(),
             arguments,
             error_unit: "absolute difference from the sum in f64, not scaled",

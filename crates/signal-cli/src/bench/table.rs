@@ -10,17 +10,19 @@ use crate::machine::{binary_size, print};
 pub(super) struct Table {
     /// On standard error; draws nothing where that is no terminal.
     bar: ProgressBar,
+    /// Another process prints it.
+    silent: bool,
 }
 
 impl Table {
-    /// Prints the header.
-    pub(super) fn start(report: &Report, sizes: usize) -> Result<Self> {
+    /// Prints the header, unless another process does.
+    pub(super) fn start(report: &Report, sizes: usize, silent: bool) -> Result<Self> {
         // Two steps a size: out of place and in place.
-        let bar = ProgressBar::new(2 * sizes as u64);
+        let bar = if silent { ProgressBar::hidden() } else { ProgressBar::new(2 * sizes as u64) };
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
             bar.set_style(style);
         }
-        let table = Table { bar };
+        let table = Table { bar, silent };
         table.print(&header(report))?;
         Ok(table)
     }
@@ -57,18 +59,22 @@ impl Table {
 
     /// Prints without mixing with the bar, where both are on one terminal.
     fn print(&self, text: &str) -> Result<()> {
-        Ok(self.bar.suspend(|| print(text))?)
+        if !self.silent {
+            self.bar.suspend(|| print(text))?;
+        }
+        Ok(())
     }
 }
 
 fn header(report: &Report) -> String {
     let arguments = &report.arguments;
     let mut text = format!(
-        "# signal {} {} backend {} ranks {} algo {} memory {} seed {:#x}\n",
+        "# signal {} {} backend {} ranks {}{} algo {} memory {} seed {:#x}\n",
         report.machine.signal_version,
         arguments.collective,
         arguments.backend,
         arguments.ranks,
+        if arguments.processes { " in processes" } else { "" },
         arguments.algo,
         arguments.memory,
         arguments.seed,
