@@ -23,6 +23,11 @@ fn bad_arguments_are_refused_at_once() {
         ("-d f64", "possible values: f32, f16, bf16"),
         ("--algo ring", "possible values: auto, one-stage, two-stage"),
         ("--backend vulkan", "possible values: host, cuda, rocm"),
+        ("--spawn 0", "0 is not in 1..=8"),
+        ("--spawn 9", "9 is not in 1..=8"),
+        ("--spawn 2 --ranks 2", "'--spawn <N>' cannot be used with '--ranks <RANKS>'"),
+        ("--launched --ranks 2", "'--launched' cannot be used with '--ranks <RANKS>'"),
+        ("--launched --spawn 2", "'--launched' cannot be used with '--spawn <N>'"),
         ("--graph 0", "0 is not in 1..=10000"),
         ("--graph 3 --iters 3", "cannot be used with"),
         ("--iters 0", "0 is not in"),
@@ -56,6 +61,10 @@ fn what_only_the_machine_can_refuse_is_refused_before_the_table() {
         ("-e 1K --json /no/such/directory/file", 1, "/no/such/directory/file"),
         ("-e 1K --dump /dev/null/directory", 1, "/dev/null/directory"),
         ("-e 1K --blocks 100000", 1, "100000 blocks"),
+        ("-e 1K --spawn 2 --corrupt 2", 2, "the ranks are 0 to 1"),
+        ("-e 1K --spawn 3 --blocks 100000", 1, "100000 blocks"),
+        ("-e 1K --spawn 3 --json /no/such/directory/file", 1, "/no/such/directory/file"),
+        ("-b 1G -e 256G --spawn 2", 2, "which has"),
     ] {
         let run = signal(&format!("bench all-reduce {arguments}"));
         run.refused(code, reason);
@@ -63,15 +72,29 @@ fn what_only_the_machine_can_refuse_is_refused_before_the_table() {
     }
     let few = common::signal_with("bench all-reduce -e 1K --ranks 3", &[("SIGNAL_HOST_DEVICES", "2")]);
     few.refused(2, "3 ranks need 3 devices, host has 2; --share-devices");
+    let few = common::signal_with("bench all-reduce -e 1K --spawn 3", &[("SIGNAL_HOST_DEVICES", "2")]);
+    few.refused(2, "3 ranks need 3 devices, host has 2; --share-devices");
 }
 
 #[test]
 fn help_lists_the_options() {
     let help = signal("bench all-reduce --help");
     assert_eq!(help.code, Some(0));
-    for option in
-        ["--backend", "--ranks", "-b,", "-e,", "-f,", "-d,", "--algo", "--graph", "--json", "--dump", "--seed"]
-    {
+    for option in [
+        "--backend",
+        "--ranks",
+        "--spawn",
+        "--launched",
+        "-b,",
+        "-e,",
+        "-f,",
+        "-d,",
+        "--algo",
+        "--graph",
+        "--json",
+        "--dump",
+        "--seed",
+    ] {
         assert!(help.stdout.contains(option), "{option} in {}", help.stdout);
     }
     assert!(!help.stdout.contains("--corrupt"));

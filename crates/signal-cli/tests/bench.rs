@@ -5,9 +5,8 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
 
-use common::{fresh_path, signal, signal_with};
+use common::{fresh_path, parse, signal, signal_with};
 use serde_json::Value;
 
 /// Keeps a run short: few batches of few calls, each set of buffers still used.
@@ -100,6 +99,7 @@ fn json_holds_machine_arguments_and_rows() {
     assert_eq!(report["devices"].as_array().unwrap().len(), 2);
     assert_eq!(report["environment"][0][1], "1M");
     assert_eq!(report["arguments"]["seed"], 42);
+    assert_eq!(report["arguments"]["processes"], false);
     assert_eq!(report["arguments"]["timeout_seconds"], 60.0);
     assert_eq!(report["error"], Value::Null);
     let rows = report["rows"].as_array().unwrap();
@@ -157,10 +157,6 @@ fn a_seed_gives_the_same_data_whatever_the_algorithm() {
     let one_stage = dump("one-stage", 1);
     assert!(one_stage == dump("two-stage", 1));
     assert!(one_stage[0] != dump("two-stage", 2)[0]);
-}
-
-fn parse(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Little-endian f32, or bf16 as the upper half of one.

@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
 
 /// What a run left behind.
 #[derive(Debug)]
@@ -20,19 +22,33 @@ pub(crate) fn signal(line: &str) -> Run {
 
 /// Runs `signal` in an environment whose only SIGNAL_* variables are these.
 pub(crate) fn signal_with(line: &str, variables: &[(&str, &str)]) -> Run {
+    Run::of(command(line, variables).output().unwrap())
+}
+
+/// What [`signal_with`] runs.
+pub(crate) fn command(line: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_signal"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SIGNAL_")) {
         command.env_remove(name);
     }
-    let output = command.args(line.split_whitespace()).envs(variables.iter().copied()).output().unwrap();
-    Run {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    command.args(line.split_whitespace()).envs(variables.iter().copied());
+    command
+}
+
+/// A report that `signal` has written.
+pub(crate) fn parse(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 impl Run {
+    pub(crate) fn of(output: Output) -> Self {
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
     /// Asserts that the run was good and returns its table, a row for each size.
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         assert_eq!(self.code, Some(0), "{self:?}");
