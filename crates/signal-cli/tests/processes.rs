@@ -89,6 +89,21 @@ fn a_flipped_bit_of_any_process_is_found() {
     }
 }
 
+/// With this seed the flipped bit takes the one element further from the exact sum, out of place.
+#[test]
+fn the_largest_error_is_that_of_any_process() {
+    let errors = |ranks: &str| {
+        let json = fresh_path(&format!("error{ranks}.json"));
+        let line = format!("bench all-reduce --{ranks} 2 -b 4 -e 4 --seed 1 --corrupt 1 {SHORT} --json");
+        signal(&format!("{line} {}", json.display())).refused(1, "error: 2 elements differ from the reference");
+        let report = parse(&json);
+        ["out_of_place", "in_place"].map(|place| report["rows"][0][place]["max_error"].clone())
+    };
+    let expected = errors("ranks");
+    assert_ne!(expected[0], expected[1]);
+    assert_eq!(errors("spawn"), expected);
+}
+
 #[test]
 fn an_error_of_one_process_ends_all_with_its_message() {
     let (json, dump) = (fresh_path("processes_failed.json"), fresh_path("processes_failed"));
