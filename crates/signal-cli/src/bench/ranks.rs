@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use signal_comm::{AbortHandle, Backend, CallOptions, Communicator, Dtype, Element, Plan, ReduceOp, Settings};
@@ -19,6 +19,9 @@ use crate::machine::Device;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Processes that are started at once may come this far apart, however short a call's wait is.
 const START: Duration = Duration::from_secs(30);
+
+/// How long a rank that has failed tries to tell its peers' kernels. Two that fail at once may keep each other from waiting.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// The ranks of this process, which follow one another, among those of the world.
 pub(super) struct Ranks<B: Backend> {
@@ -141,21 +144,27 @@ impl<B: Backend> Ranks<B> {
         self.communicators[0].device()
     }
 
-    /// Goes on if no process has failed. Where one has, this process's ranks are gone, and all have the same error. Collective.
+    /// Goes on if no process has failed; else all end with the same error. Collective.
     pub(super) fn agree<T>(&mut self, own: Result<T>) -> Result<T> {
-        if own.is_err() && !self.together.is_alone() {
+        // Those two all processes have at once, and none is waiting.
+        let common = matches!(own, Err(CliError::Mismatch(_) | CliError::Rank { .. }));
+        if own.is_err() && !common && self.here().len() < self.world() {
             self.leave();
         }
         self.together.agree(own)
     }
 
-    /// Lets nobody wait for ranks that make no more calls: whose kernel waits for one of them is told by that rank's next
-    /// kernel, and who waits to allocate with it by its going.
+    /// Lets nobody wait for ranks that make no more calls: neither to allocate with them, nor in kernels.
     fn leave(&mut self) {
         for (mut communicator, stream) in self.communicators.drain(..).zip(&self.streams) {
-            // Best effort. After a fault nothing can be launched, but then the peers know of it.
-            let left = communicator.abort_handle().abort().and_then(|()| communicator.barrier(stream));
-            let _ = left.and_then(|()| B::synchronize(stream));
+            let began = Instant::now();
+            let mut asked = communicator.abort_handle().abort();
+            // A kernel that has to wait finds the request and tells the peers, whose kernels end. One that its peers have been
+            // waiting for does not look, so it takes as many barriers as the peers may be ahead. After a fault there is no
+            // launch, but then the peers know of it.
+            while asked.is_ok() && began.elapsed() < LEAVE {
+                asked = communicator.barrier(stream).and_then(|()| communicator.wait(stream));
+            }
         }
     }
 
@@ -254,5 +263,60 @@ impl<B: Backend> Ranks<B> {
 
     fn record(&self) -> Result<Vec<B::Event>> {
         Ok(self.streams.iter().map(B::record).collect::<Result<_, _>>()?)
+    }
+}
+
+#[cfg(all(test, feature = "host"))]
+#[allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+mod tests {
+    use std::thread;
+
+    use signal_comm::host::{self, Host};
+    use signal_comm::{DeviceBuffer, Id, UnixRendezvous};
+
+    use super::*;
+
+    /// One of two ranks as processes have them; here they are threads.
+    fn one_of_two(rank: usize, id: &Id) -> Ranks<Host> {
+        let meet = || UnixRendezvous::from_id(id, rank, 2, TIMEOUT).unwrap();
+        let together = Together::of_ranks(Box::new(meet()), TIMEOUT, None);
+        let device = host::open().unwrap().devices().unwrap().swap_remove(rank);
+        let mut settings = Settings::default();
+        settings.timeout = TIMEOUT;
+        let communicators = vec![Communicator::builder().settings(settings).connect(&device, meet()).unwrap()];
+        let streams = vec![Host::create_stream(&device).unwrap()];
+        let options = CallOptions::default();
+        let devices = vec![Device::from(Host::describe(&device)); 2];
+        Ranks { communicators, streams, together, devices, seed: 0, first: rank, options }
+    }
+
+    #[test]
+    fn a_rank_that_fails_is_not_waited_for_in_kernels() {
+        // With so many barriers ahead of the other rank, or behind what it still enqueues.
+        for ahead in [0, 1, 5] {
+            let (id, start) = (Id::new().unwrap(), Instant::now());
+            let rank = |rank| {
+                let mut ranks = one_of_two(rank, &id);
+                let own = if rank == 1 {
+                    thread::sleep(Duration::from_millis(50));
+                    Err(CliError::Arguments("no disk".to_owned()))
+                } else {
+                    let Ranks { communicators, streams, .. } = &mut ranks;
+                    (0..ahead).for_each(|_| communicators[0].barrier(&streams[0]).unwrap());
+                    let data = DeviceBuffer::<Host, f32>::new(communicators[0].device(), 1 << 16).unwrap();
+                    let mut output = DeviceBuffer::<Host, f32>::new(communicators[0].device(), 1 << 16).unwrap();
+                    communicators[0].all_reduce(&streams[0], &data, &mut output, ReduceOp::Sum).unwrap();
+                    ranks.wait()
+                };
+                let waited = start.elapsed();
+                (ranks.agree(own).unwrap_err().to_string(), waited)
+            };
+            let found =
+                thread::scope(|scope| [0, 1].map(|at| scope.spawn(move || rank(at))).map(|rank| rank.join().unwrap()));
+            for (error, waited) in found {
+                assert_eq!(error, "rank 1: no disk");
+                assert!(waited < TIMEOUT / 2, "{waited:?}");
+            }
+        }
     }
 }
