@@ -1,0 +1,45 @@
+// The kernels under the model, once for each form of the platform; the namespace keeps the two apart in one program.
+#ifdef SIGNAL_MODEL_RELAXED
+#define signal_comm signal_comm_relaxed
+#define SIGNAL_MODEL_TABLE model_kernels_relaxed
+#else
+#define signal_comm signal_comm_ordered
+#define SIGNAL_MODEL_TABLE model_kernels_ordered
+#endif
+
+#include "platform.h"
+
+#include "../signal/all_reduce.h"
+#include "../signal/check.h"
+#include "../signal/lamport.h"
+#include "../signal/probe.h"
+
+#include "kernels.h"
+
+namespace signal_comm {
+namespace {
+
+template <class Params, void (*kKernel)(const Params&)>
+void run(const void* params) {
+  kKernel(*static_cast<const Params*>(params));
+}
+
+}  // namespace
+}  // namespace signal_comm
+
+using namespace signal_comm;
+
+extern "C" const model::Entry SIGNAL_MODEL_TABLE[];
+extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
+    {"barrier", run<BarrierParams, barrier_kernel>},
+    {"probe", run<BarrierProbeParams, barrier_probe_kernel>},
+    {"check", run<CheckParams, check_kernel>},
+    {"one_stage_f32", run<AllReduceParams, all_reduce_one_stage<F32>>},
+    {"one_stage_bf16", run<AllReduceParams, all_reduce_one_stage<Bf16>>},
+    {"one_stage_small_f32", run<AllReduceParams, all_reduce_one_stage_small<F32>>},
+    {"two_stage_f32", run<AllReduceParams, all_reduce_two_stage<F32>>},
+    {"two_stage_bf16", run<AllReduceParams, all_reduce_two_stage<Bf16>>},
+    {"lamport_f32", run<AllReduceParams, all_reduce_lamport<F32, 1, 4>>},
+    {"lamport_bf16", run<AllReduceParams, all_reduce_lamport<Bf16, 1, 4>>},
+    {nullptr, nullptr},
+};

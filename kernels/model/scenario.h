@@ -1,0 +1,56 @@
+// What the model runs: ranks, the calls that they make, and what must hold. The host side does what crates/signal-core does.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "explore.h"
+
+namespace model {
+
+enum class Kind : uint8_t { kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport };
+
+struct Call {
+  Kind kind;
+  char type;       // 'f': f32, 'b': bf16
+  uint32_t count;  // elements; of a probe: rounds
+  bool staged;     // the input is not symmetric
+  bool in_place;
+  uint32_t domain;
+  uint32_t blocks;
+  uint32_t threads;
+};
+
+enum class Story : uint8_t {
+  kCalls,    // of memory that is ready
+  kInit,     // the hosts prepare it first
+  kAbsent,   // the last rank makes no call, its peers' deadlines pass; all recover, and make the calls again
+  kLate,     // deadlines may pass at any wait; likewise
+  kAbort,    // the first rank's host asks for an abort; likewise
+  kMismatch, // in checked mode the last rank makes another call
+};
+
+struct Scenario {
+  std::string name;
+  uint32_t world;
+  std::vector<Call> calls;
+  Story story = Story::kCalls;
+  bool relaxed = false;   // CUDA's form of the platform
+  bool early = false;     // launch
+  bool zeros = false;     // inputs that look like "not ready"
+  uint32_t shift = 0;     // bytes by which the buffers are misaligned
+  uint32_t counters = 0;  // first values
+  uint32_t flag = 0;
+  uint32_t scratch = 512;  // bytes, of a domain
+  uint32_t expiries = 0;
+  uint32_t atoms = 4;
+  bool watch_polls = false;  // the paths behind the first polls: one poll, then a look at clock and abort words
+  bool exhaustive = true;
+  uint32_t runs = 300;  // random ones, by default
+};
+
+std::vector<Scenario> scenarios();
+Setup prepare(const Scenario& s);  // for the explorer; `prepare_run` is its Prepare
+void prepare_run();
+
+}  // namespace model
