@@ -5,7 +5,7 @@
 #   ci/install.sh [packages|nvcc]
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-PACKAGES=(g++ clang-19 lld-19 llvm-19 libclang-rt-19-dev)
+PACKAGES=(g++ clang-19 lld-19 llvm-19 libclang-rt-19-dev spin)
 CUDA_PACKAGES=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl)
 
 install_packages() {

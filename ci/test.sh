@@ -4,10 +4,10 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images tests quickstart example tsan mutants; --full adds the long forms: long asan bindings package.
+# Stages: fmt clippy docs images tests quickstart example tsan model mutants; --full adds the long forms: long asan bindings package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-STAGES=(fmt clippy docs images tests quickstart example tsan mutants)
+STAGES=(fmt clippy docs images tests quickstart example tsan model mutants)
 LONG_STAGES=(long asan bindings package)
 # Of the short stages together.
 LIMIT=$((25 * 60))
@@ -75,8 +75,14 @@ stage_tsan() {
   cargo_test_tsan --target-dir target/tsan
 }
 
+# The kernels and the models of the protocol, all schedules of small cases.
+stage_model() {
+  ci/model.sh
+}
+
 stage_mutants() {
   ci/mutants.sh
+  ci/model.sh --mutants
 }
 
 stage_long() {
@@ -159,7 +165,7 @@ obstacle() {
   case $1 in
     fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
     clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
-    tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    tests | quickstart | tsan | model | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
     example)
       have "${CXX:-c++}" || { say "no C++ compiler" && return; }
       find_fixture >/dev/null || say "no fixture, and none could be made" ;;

@@ -22,6 +22,7 @@ uint32_t add(uint32_t* at, uint32_t value);
 uint32_t exchange(uint32_t* at, uint32_t value);
 void read_words(const void* at, uint32_t* to);           // four of 32 bits, each by itself
 void write_words(void* at, const uint32_t* from);        // likewise
+void read_line(const void* at, uint64_t* to);            // two of 64 bits, likewise
 void acquire(const void* at);                            // what the thread last read there
 
 // Plain accesses: checked for races, and no points of choice.

@@ -159,6 +159,8 @@ restart:
       case Ask::kWrite:
       case Ask::kExpire: on = true; break;
       case Ask::kEnd:
+        if (s.ended != nullptr) s.ended();
+        break;
       case Ask::kTurnBack: break;
       case Ask::kStuck:
       case Ask::kFail:
@@ -252,7 +254,10 @@ Result explore_at_random(const Setup& s, Prepare prepare, uint64_t runs, uint64_
         goto again;
       } else {
         result.steps += world.steps;
-        if (q.ask == Ask::kEnd) break;
+        if (q.ask == Ask::kEnd) {
+          if (s.ended != nullptr) s.ended();
+          break;
+        }
         result.failed = true;
         result.what = q.ask == Ask::kFail ? failure : stuck();
         result.schedule = schedule;

@@ -63,18 +63,15 @@ void stop_before(uint64_t at) {
 // What feeds load and store is the same in every run: it would fill the trace.
 bool quiet() { return world.launches[running().launch].name[0] == 'f'; }
 
-// Places that the last polls of a thread read, and what they saw; for random schedules.
-struct Watch {
-  uint32_t count;
-  struct { uint32_t place, at; } seen[96];
-} watches[kMaxSlots];
+// What the polls of a thread saw last, by the places in Thread::polled; for random schedules.
+uint32_t polled_at[kMaxSlots][kMostPolled];
 
 // What the thread just did is no part of a poll.
 void no_poll() {
   Thread& t = running();
   t.interval = mix(t.history, 3);
   t.last_interval = 0;
-  watches[slot()].count = 0;
+  t.polls = 0;
 }
 
 void contend(uint32_t place) {
@@ -169,8 +166,10 @@ uint64_t read_place(uint32_t place, uint32_t* age) {
   Thread& t = running();
   t.just_relaxed = false;
   t.interval = mix(t.interval, place);
-  Watch& w = watches[slot()];
-  if (w.count < 96) w.seen[w.count++] = {place, message.at};
+  if (t.polls < kMostPolled) {
+    polled_at[slot()][t.polls] = message.at;
+    t.polled[t.polls++] = Id(place);
+  }
   world.steps++;
   if (tracing) {
     trace("reads     %s = %s, written %s%s", name_of(map.places[place].at).c_str(), shown(message.value).c_str(),
@@ -386,6 +385,7 @@ void begin_kernel(Stream& s, uint32_t stream) {
   const Launch& launch = world.launches[id];
   Instance& i = s.running[s.running[0].launch == kNoId ? 0 : 1];
   const bool parity = s.two && s.begun % 2 == 1;
+  const bool early = s.running[0].launch != kNoId;
   i = Instance{id, uint16_t(launch.grid * launch.threads), uint16_t(launch.grid * launch.threads), m.copy_view(s.view), parity};
   m.join(i.view, launch.view);
   s.begun++;
@@ -398,6 +398,7 @@ void begin_kernel(Stream& s, uint32_t stream) {
       thread = Thread{};
       thread.state = State::kRun;
       thread.must_stop = true;
+      thread.early = early;
       thread.stream = uint8_t(stream);
       thread.launch = id;
       thread.block = Id(first);
@@ -417,30 +418,26 @@ void settle() {
     again = false;
     for (uint32_t n = 0; n < world.streams.size(); n++) {
       Stream& s = world.streams[n];
-      while (s.running[0].launch != kNoId && s.running[0].left == 0) {
+      // An early kernel comes before the one ahead of it counts as ended: it knows what that one did behind its own wait alone.
+      if (s.begun < s.enqueued && s.running[1].launch == kNoId) {
+        const bool early = s.two && world.launches[s.queue[s.begun]].early && s.running[0].not_allowed == 0;
+        if (s.running[0].launch == kNoId || early) {
+          begin_kernel(s, n);
+          again = true;
+        }
+      }
+      if (s.running[0].launch != kNoId && s.running[0].left == 0) {
         m.join(s.view, s.running[0].view);
         s.ended++;
         s.running[0] = s.running[1];
         s.running[1].launch = kNoId;
         again = true;
       }
-      if (s.begun == s.enqueued || s.running[1].launch != kNoId) continue;
-      const Launch& next = world.launches[s.queue[s.begun]];
-      if (s.running[0].launch != kNoId && !(s.two && next.early && s.running[0].not_allowed == 0)) continue;
-      begin_kernel(s, n);
-      again = true;
     }
   }
   for (uint32_t n = 0; n < world.threads.size(); n++) {
     Thread& t = world.threads[n];
-    if (t.state == State::kEarlier && world.streams[t.stream].running[0].launch == t.launch) {
-      m.learn(t.knows, world.streams[t.stream].view);
-      t.knows.released = m.copy_view(t.knows.now);
-      t.knows.before = t.knows.released_copy = m.copy_view(t.knows.now);
-      t.knows.published = true;
-      t.must_stop = true;
-      t.state = State::kRun;
-    }
+    if (t.state == State::kEarlier && world.streams[t.stream].running[0].launch == t.launch) t.state = State::kRun;
     if (t.state == State::kStream) {
       bool idle = true;
       for (uint32_t s = 0; s < world.streams.size(); s++) idle &= (t.about >> s & 1) == 0 || world.streams[s].ended == world.streams[s].enqueued;
@@ -454,9 +451,9 @@ void settle() {
 }
 
 bool watched_changed(uint32_t s) {
-  const Watch& w = watches[s];
-  for (uint32_t i = 0; i < w.count; i++) {
-    if (world.memory.messages[world.memory.newest[w.seen[i].place]].at != w.seen[i].at) return true;
+  const Thread& t = world.threads[s];
+  for (uint32_t i = 0; i < t.polls; i++) {
+    if (world.memory.messages[world.memory.newest[t.polled[i]]].at != polled_at[s][i]) return true;
   }
   return false;
 }
@@ -492,6 +489,18 @@ void read_words(const void* p, uint32_t* to) {
     if (map.places[place].contended) stop_before(at + w * 4);
     if (w % (4 / setup.atoms) == 0) age = kForever;
     to[w] = uint32_t(read_place(place, &age));
+  }
+}
+
+void read_line(const void* p, uint64_t* to) {
+  const uint64_t at = reinterpret_cast<uint64_t>(p);
+  world.memory.touch(running().knows, slot());
+  uint32_t age = kForever;
+  for (uint32_t w = 0; w < 2; w++) {
+    const uint32_t place = map.find(at + w * 8, 8);
+    if (map.places[place].contended) stop_before(at + w * 8);
+    if (setup.atoms != 1) age = kForever;
+    to[w] = read_place(place, &age);
   }
 }
 
@@ -574,11 +583,10 @@ void relax() {
   t.interval = 0;
   t.just_relaxed = true;
   // What a thread polls in vain, somebody has yet to write.
-  Watch& w = watches[slot()];
   bool again = false;
-  for (uint32_t i = 0; i < w.count; i++) {
-    if (map.places[w.seen[i].place].contended) continue;
-    contend(w.seen[i].place);
+  for (uint32_t i = 0; i < t.polls; i++) {
+    if (map.places[t.polled[i]].contended) continue;
+    contend(t.polled[i]);
     again = true;
   }
   if (again) return end_run(Ask::kAgain);
@@ -590,7 +598,7 @@ void relax() {
     remember(interval);
     t.must_stop = true;
   }
-  w.count = 0;
+  running().polls = 0;
 }
 
 uint64_t clock() {
@@ -604,10 +612,19 @@ uint64_t clock() {
 }
 
 void wait_for_earlier() {
+  if (!running().early) return;
+  if (world.streams[running().stream].running[0].launch != running().launch) {
+    running().state = State::kEarlier;
+    give_back(Why::kWaits);
+  }
+  Memory& m = world.memory;
   Thread& t = running();
-  if (world.streams[t.stream].running[0].launch == t.launch) return;
-  t.state = State::kEarlier;
-  give_back(Why::kWaits);
+  m.learn(t.knows, world.streams[t.stream].view);
+  t.knows.released = m.copy_view(t.knows.now);
+  t.knows.before = t.knows.released_copy = m.copy_view(t.knows.now);
+  t.knows.published = true;
+  t.must_stop = true;
+  t.early = false;
 }
 
 void allow_next() {
@@ -674,6 +691,12 @@ void launch(uint32_t stream, void (*run)(const void*), const void* params, uint3
   s.queue[s.enqueued++] = Id(world.launches.size());
   world.launches.push_back(l);
   remember(world.launches.size());
+}
+
+void pause() {
+  running().must_stop = true;
+  stop_before(0);
+  running().must_stop = true;
 }
 
 void wait_for(uint64_t streams) {
@@ -770,7 +793,6 @@ void begin(const Setup& s) {
   world.blocks.resize(map.slots);
   world.expiries = s.expiries;
   world.running = -1;
-  for (Watch& w : watches) w.count = 0;
   failure.clear();
   for (uint32_t r = 0; r < s.ranks; r++) {
     Thread& t = world.threads[r];
@@ -828,7 +850,7 @@ void answer(uint32_t option) {
     return;
   }
   world.running = int(stopped[option]);
-  if (setup.exhaustive) watches[stopped[option]].count = 0;
+  if (setup.exhaustive) running().polls = 0;
   running().state = State::kRun;
   running().must_stop = false;
   world.fresh = true;
@@ -882,6 +904,10 @@ std::string waiting() {
       case State::kDone: continue;
       case State::kRun: what = "runs"; break;
       case State::kStopped: {
+        if (t.about == 0) {
+          what = "has yet to go on";
+          break;
+        }
         what = "polls from ";
         more = name_of(t.about);
         const uint32_t place = map.lookup(t.about);
@@ -892,8 +918,8 @@ std::string waiting() {
       }
       case State::kRelaxed: {
         what = "polls";
-        for (uint32_t i = 0; i < watches[s].count; i++) {
-          const uint32_t place = watches[s].seen[i].place;
+        for (uint32_t i = 0; i < t.polls; i++) {
+          const uint32_t place = t.polled[i];
           more += " " + name_of(map.places[place].at) + " = " + shown(world.memory.latest(place).value);
         }
         break;

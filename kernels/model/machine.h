@@ -13,6 +13,7 @@ namespace model {
 constexpr uint32_t kMaxSlots = 64;
 constexpr uint32_t kMaxRanks = 8;
 constexpr uint32_t kSharedBytes = 64;  // of a block
+constexpr uint32_t kMostPolled = 40;
 constexpr uint32_t kForever = 0xffffffffu;
 
 enum class State : uint8_t {
@@ -32,6 +33,7 @@ struct Thread {
   State state;
   bool must_stop;    // a write, or a barrier, since the last stop: see explore.h
   bool just_relaxed;
+  bool early;        // began before the kernel ahead of it had ended, and has not waited for that yet
   bool allowed;      // the stream's next kernel, as far as this thread is concerned
   bool vote;
   uint8_t stream;
@@ -45,6 +47,8 @@ struct Thread {
   uint64_t time;
   uint64_t about;      // the address that it stopped at, or streams that it waits for
   void* stack;
+  uint32_t polls;
+  Id polled[kMostPolled];  // places, since the last `relax`
 };
 
 struct Launch {
@@ -118,6 +122,7 @@ struct Setup {
   uint32_t atoms;        // of a pack: words that land together
   bool exhaustive;       // polls in vain end a run instead of waiting
   void (*host)(uint32_t rank);
+  void (*ended)();       // behind a run without a failure, if not null
 };
 extern Setup setup;
 
@@ -133,6 +138,7 @@ void collect();
 // For hosts, on their fibres.
 void launch(uint32_t stream, void (*run)(const void*), const void* params, uint32_t bytes, const char* name, uint32_t grid,
             uint32_t threads, bool early);
+void pause();  // lets others go first
 void wait_for(uint64_t streams);
 void meet();
 void fill(uint32_t rank, bool (*keeps)(uint64_t at));

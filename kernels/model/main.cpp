@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "litmus.h"
 #include "scenario.h"
 
 using namespace model;
@@ -10,11 +11,12 @@ using namespace model;
 namespace {
 
 const char kUsage[] =
-    "usage: model [--exhaustive] [--random N] [--seed S] [--seconds T] [--list] [--replay SCHEDULE] [SCENARIO...]\n"
+    "usage: model [--exhaustive] [--random N] [--seed S] [--seconds T] [--list] [--litmus] [--replay SCHEDULE] [SCENARIO...]\n"
     "  --exhaustive   all schedules of the scenarios that are small enough; without --random the only thing done\n"
     "  --random N     N random schedules of each scenario; 0: as many as the scenario asks for\n"
     "  --seed S       the first one's seed; the next ones count from there\n"
     "  --seconds T    the most that one scenario may take in each mode\n"
+    "  --litmus       small programs of which it is known what weak memory may show: whether the model shows all of that and no more\n"
     "  --replay X     one schedule of one scenario again, with its trace\n";
 
 void row(const Scenario& s, const char* mode, const Result& r) {
@@ -55,6 +57,7 @@ int main(int count, char** arguments) {
     else if (a == "--seed") seed = strtoull(value(), nullptr, 0);
     else if (a == "--seconds") seconds = atof(value());
     else if (a == "--replay") schedule = value();
+    else if (a == "--litmus") return run_litmus() ? 0 : 1;
     else if (a == "--list") {
       for (const Scenario& s : scenarios()) printf("%s\n", s.name.c_str());
       return 0;

@@ -48,14 +48,24 @@ template <class V> void store(V* p, V v) { ::model::store(p, &v, sizeof v); }
 template <class V> V load_peer(const V* p) { return load(p); }
 template <class V> V load_relaxed(const V* p) { return V(::model::read(p, sizeof(V))); }
 template <class V> void store_relaxed(V* p, V v) { ::model::write(p, sizeof(V), v, false); }
-template <class V> void signal_release(V* p, V v) { ::model::write(p, sizeof(V), v, true); }
+#ifdef SIGNAL_MUTANT_RELAXED_RELEASE
+constexpr bool kReleases = false;
+#else
+constexpr bool kReleases = true;
+#endif
+
+template <class V> void signal_release(V* p, V v) { ::model::write(p, sizeof(V), v, kReleases); }
 template <class V> void signal_relaxed(V* p, V v) { ::model::write(p, sizeof(V), v, false); }
+#ifdef SIGNAL_MUTANT_RELAXED_ACQUIRE
+template <class V> void acquire(const V*) {}
+#else
 template <class V> void acquire(const V* p) { ::model::acquire(p); }
+#endif
 
 // As on AMD, which promises least: the release stands before the first element alone.
-template <class L> void signal_release(L* p, uint64_t low, uint64_t high) { ::model::write(&p->low, 8, low, true); ::model::write(&p->high, 8, high, false); }
+template <class L> void signal_release(L* p, uint64_t low, uint64_t high) { ::model::write(&p->low, 8, low, kReleases); ::model::write(&p->high, 8, high, false); }
 template <class L> void signal_relaxed(L* p, uint64_t low, uint64_t high) { ::model::write(&p->low, 8, low, false); ::model::write(&p->high, 8, high, false); }
-template <class L> L load_line(const L* p) { const uint64_t low = ::model::read(&p->low, 8); return L{low, ::model::read(&p->high, 8)}; }
+template <class L> L load_line(const L* p) { L l; ::model::read_line(p, &l.low); return l; }
 
 template <class P> P load_pack(const P* p) { P v; ::model::load(p, &v, sizeof v); return v; }
 template <class P> P load_pack_peer(const P* p) { return load_pack(p); }

@@ -44,6 +44,7 @@ struct Scenario {
   uint32_t scratch = 512;  // bytes, of a domain
   uint32_t expiries = 0;
   uint32_t atoms = 4;
+  bool extent = true;     // compare prev_num_packs: else a wrong one shows by what it does
   bool watch_polls = false;  // the paths behind the first polls: one poll, then a look at clock and abort words
   bool exhaustive = true;
   uint32_t runs = 300;  // random ones, by default

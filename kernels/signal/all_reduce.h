@@ -258,7 +258,11 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     Pack* const kept = reinterpret_cast<Pack*>(p.group.own + sums);
     reduce<T>(p, shared, w, kept, shard_first(rank), shard_packs(rank));
 
+#ifdef SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER
+    if (!barriers.meet(kPhaseMiddle, false, Turn::kBetween)) break;
+#else
     if (!barriers.meet(kPhaseMiddle, true, Turn::kBetween)) break;
+#endif
     const uint64_t count = elements_from<T>(p, w.first);
     const Stride stride;
     for (uint32_t k = 1; k < world; k++) {
@@ -266,7 +270,11 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
       const Pack* const theirs = reinterpret_cast<const Pack*>(p.group.base[from] + sums);
       const uint32_t start = shard_first(from);
       const uint32_t packs = shard_packs(from);
+#ifdef SIGNAL_MUTANT_READS_ANOTHER_BLOCKS_SUMS
+      for (uint32_t i = stride.step - 1 - stride.first; i < packs; i += stride.step) {
+#else
       for (uint32_t i = stride.first; i < packs; i += stride.step) {
+#endif
         store_any<T>(w.output, start + i, count, platform::load_pack_peer(&theirs[i]));
       }
     }

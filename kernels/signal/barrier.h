@@ -88,11 +88,18 @@ struct LineBarrier {
   struct Word {
     Line line;
     SIGNAL_DEVICE flag_t value() const { return flag_t(line.low >> 32); }
+#ifdef SIGNAL_MUTANT_LINE_CHECKED_IN_ONE_HALF
+    SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected; }
+#else
     SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected && flag_t(line.high >> 32) == expected; }
+#endif
     SIGNAL_DEVICE uint64_t data() const { return line.high << 32 | uint32_t(line.low); }
   };
 
   SIGNAL_DEVICE static Line* in_set(uint64_t even, flag_t value) {
+#ifdef SIGNAL_MUTANT_ONE_LINE_SET
+    value = 0;
+#endif
     return reinterpret_cast<Line*>(even + uint64_t(value & 1) * kLineSetBytes);
   }
   SIGNAL_DEVICE static void send(const Pair& pair, uint64_t data, bool ordered) {
@@ -248,7 +255,9 @@ struct Barriers {
           Pair pair = with(peer);
           pair.count += 1;
           Kind::send(pair, peer == thread ? to_first : message.to(peer), strong);
+#ifndef SIGNAL_MUTANT_SELF_COUNTER_BUMPED_LATE
           platform::store_relaxed(pair.counter, pair.count);
+#endif
         } else if (turn == Turn::kFirst && platform::block_id() == 0) {
           m.count_call();
         }
@@ -280,6 +289,9 @@ struct Barriers {
         // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
         // predates its kernel.
         if (strong || staged) Kind::acquire(pair);
+#ifdef SIGNAL_MUTANT_SELF_COUNTER_BUMPED_LATE
+        platform::store_relaxed(pair.counter, pair.count);
+#endif
         if (Message::kHasPlace) shared.source[peer] = staged ? m.group.base[peer] + m.group.scratch_offset : data;
       });
     } else if (thread < m.group.world) {

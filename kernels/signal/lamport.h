@@ -20,7 +20,16 @@ constexpr uint32_t kLamportState = offsetof(Signal, lamport_state);
 constexpr uint32_t kLamportRegion = offsetof(Signal, lamport_region);
 // A call of more packs clears those above by itself, right after reading them, so that a small call behind a large one has
 // little to clear.
+#ifdef SIGNAL_MODEL_LEFT_TO_CLEAR  // the model checker has no room for as many
+constexpr uint32_t kMostLeftToClear = SIGNAL_MODEL_LEFT_TO_CLEAR;
+#else
 constexpr uint32_t kMostLeftToClear = 256;
+#endif
+#ifdef SIGNAL_MUTANT_LAMPORT_TWO_GENERATIONS
+constexpr uint32_t kGenerations = 2;
+#else
+constexpr uint32_t kGenerations = kLamportGenerations;
+#endif
 
 SIGNAL_DEVICE flag_t next_flag(flag_t flag) {
 #ifdef SIGNAL_MUTANT_LAMPORT_FLAG_WRAPS_LATE
@@ -38,6 +47,9 @@ SIGNAL_DEVICE Pack* slot_pack(uint64_t base, uint32_t generation_offset, uint32_
 }
 
 SIGNAL_DEVICE bool is_ready(const Pack& pack) {
+#ifdef SIGNAL_MUTANT_LAMPORT_POLLS_ONE_WORD
+  return pack.word[0] != kNotReady;
+#endif
   return pack.word[0] != kNotReady && pack.word[1] != kNotReady && pack.word[2] != kNotReady && pack.word[3] != kNotReady;
 }
 
@@ -68,7 +80,11 @@ SIGNAL_DEVICE void leave_state(const GroupParams& g, uint32_t arrived_before, fl
 // A call that leaves its state as it was would write the same generation again in the next one, over what slow peers have
 // yet to read: so a thread that gives up leaves kNoFlag instead, with which no call sends anything.
 SIGNAL_DEVICE void give_up(const GroupParams& g, uint32_t arrived_before) {
+#ifndef SIGNAL_MUTANT_LAMPORT_GIVES_UP_AS_IS
   leave_state(g, arrived_before, kNoFlag, 0);
+#else
+  leave_state(g, arrived_before, platform::load_relaxed(at<flag_t>(g.own, kLamportState)), 0);
+#endif
   platform::end_thread();
 }
 
@@ -76,7 +92,7 @@ SIGNAL_DEVICE void give_up(const GroupParams& g, uint32_t arrived_before) {
 // reported and the thread ends, where the platform lets it.
 SIGNAL_COLD bool wait_for_packs(const GroupParams& g, flag_t flag, uint32_t pack, uint32_t arrived_before) {
   const Member m(g, kOpAllReduceLamport);
-  const uint32_t generation = generation_at(flag % kLamportGenerations);
+  const uint32_t generation = generation_at(flag % kGenerations);
   const auto came = [&](uint32_t peer) { return is_ready(platform::poll_pack(slot_pack(g.own, generation, peer, pack))); };
   const auto late = [&] {
     uint32_t mask = 0;
@@ -171,6 +187,9 @@ struct Mail {
 };
 
 SIGNAL_DEVICE uint32_t left_to_clear(const AllReduceParams& p) {
+#ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
+  return uint32_t(p.count);
+#endif
   return p.packs < kMostLeftToClear ? uint32_t(p.packs) : kMostLeftToClear;
 }
 
@@ -179,7 +198,7 @@ SIGNAL_DEVICE uint32_t left_to_clear(const AllReduceParams& p) {
 template <class T, uint32_t N>
 SIGNAL_COLD void lamport_finish(const AllReduceParams& p, flag_t flag, uint32_t i, uint32_t arrived_before) {
   Mail<T, N> mail(p, 0);
-  mail.use(flag % kLamportGenerations);
+  mail.use(flag % kGenerations);
   const uint32_t step = Stride().step;
   for (; i < uint32_t(p.packs); i += step) {
     const Pack own = load_any<T, From::kOwn>(p.input, i, p.count);
@@ -215,9 +234,16 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     return platform::load_pack(reinterpret_cast<const Pack*>(input + bytes));
   };
 
+#ifdef SIGNAL_MUTANT_LAMPORT_READS_INPUT_FIRST
+  const Pack soon = stride.first < packs ? load_own(stride.first, 0) : Pack{};
+#endif
   begin_call(p.group);
   Pack own = {};  // before the state: its way is as long, and nothing else of this rank waits for it
+#ifdef SIGNAL_MUTANT_LAMPORT_READS_INPUT_FIRST
+  own = soon;
+#else
   if (stride.first < packs) own = load_own(stride.first, 0);
+#endif
   const Pack state = platform::poll_pack(reinterpret_cast<const Pack*>(state_at));
   m.read();
   const flag_t flag = state.word[0];
@@ -225,7 +251,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     if (platform::thread_id() == 0) report_stopped(p.group, flag, kNoFlag);
     return;
   }
-  const uint32_t generation = flag % kLamportGenerations;
+  const uint32_t generation = flag % kGenerations;
   mail.use(generation);
   const uint64_t step_bytes = uint64_t(stride.step) * kPackBytes;
   test_delay(m, kPhaseStart);
@@ -246,14 +272,19 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
 
   // The generation of the call before this one; from the present one and not from the flag, which wraps.
 #if defined(SIGNAL_MUTANT_LAMPORT_CLEARS_BY_FLAG)
-  const uint32_t old = (flag + 2) % kLamportGenerations;
+  const uint32_t old = (flag + 2) % kGenerations;
 #elif defined(SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT)
-  const uint32_t old = (generation + 1) % kLamportGenerations;
+  const uint32_t old = (generation + 1) % kGenerations;
 #else
-  const uint32_t old = generation == 0 ? kLamportGenerations - 1 : generation - 1;
+  const uint32_t old = generation == 0 ? kGenerations - 1 : generation - 1;
 #endif
   bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kMaxGpus * kLamportSlotBytes));
-  for (uint32_t i = stride.first; i < state.word[1]; i += stride.step, bytes += step_bytes) mail.clear(bytes);
+#ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
+  const uint32_t left = state.word[1] / (kPackBytes / T::kBytes);
+#else
+  const uint32_t left = state.word[1];
+#endif
+  for (uint32_t i = stride.first; i < left; i += stride.step, bytes += step_bytes) mail.clear(bytes);
 
   if (m.abort != 0) return report_stopped(p.group, flag, arrived_before);
   if constexpr (!kWhole) return lamport_finish<T, N>(p, flag, stride.first, arrived_before);

@@ -43,7 +43,9 @@ constexpr uint32_t kLineSetBytes = kMaxNumBlocksUpperBound * kMaxGpus * sizeof(L
 // memory is touched before, only addresses are worked out. From here on the next kernel may come, where the host allows it,
 // and waits likewise.
 SIGNAL_DEVICE void begin_call(const GroupParams& group) {
+#ifndef SIGNAL_MUTANT_EARLY_LAUNCH_WITHOUT_WAIT
   platform::wait_for_earlier();
+#endif
   if ((group.flags & kFlagAllowNext) != 0) platform::allow_next();
 }
 
@@ -164,7 +166,9 @@ SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, 
   publish_fault(m, phase, word, status);
 
   if (status == kWoken) return;  // whoever raised it tells the others
+#ifndef SIGNAL_MUTANT_ABORT_NOT_RAISED_AT_ITSELF
   platform::store_relaxed(m.abort_word(), word);
+#endif
   SIGNAL_NO_UNROLL
   for (uint32_t peer = 0; peer < g.world; peer++) {
     if (peer != g.rank) platform::store_relaxed(m.abort_word_of(peer), word);
