@@ -165,7 +165,10 @@ obstacle() {
   case $1 in
     fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
     clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
-    tests | quickstart | tsan | model | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    tests | quickstart | tsan | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    model | mutants)
+      have "${CXX:-c++}" || { say "no C++ compiler" && return; }
+      have spin || say "no spin" ;;
     example)
       have "${CXX:-c++}" || { say "no C++ compiler" && return; }
       find_fixture >/dev/null || say "no fixture, and none could be made" ;;

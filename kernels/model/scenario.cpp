@@ -39,17 +39,17 @@ uint16_t to_bf16(float f) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// An element of an input: its bits. Sums of such are inexact, so that their order shows.
-uint32_t input_bits(const Call& c, uint32_t call, uint32_t rank, uint32_t i) {
+// An element of an input: its bits. Sums of such are inexact, so that their order shows. `round`: 1 for calls that are made again.
+uint32_t input_bits(const Call& c, uint32_t call, uint32_t round, uint32_t rank, uint32_t i) {
   const bool zero = now->zeros && (call + rank + i) % 3 != 0;
-  if (c.type == 'b') return zero ? (i % 2 == 1 ? 0x8000u : 0) : to_bf16(float(1 + call * 16 + rank * 5 + i) / 7.0f);
-  return zero ? 0x80000000u : bits_of(float(1 + call * 16 + rank * 5 + i) / 7.0f);
+  if (c.type == 'b') return zero ? (i % 2 == 1 ? 0x8000u : 0) : to_bf16(float(1 + round * 100 + call * 16 + rank * 5 + i) / 7.0f);
+  return zero ? 0x80000000u : bits_of(float(1 + round * 100 + call * 16 + rank * 5 + i) / 7.0f);
 }
 
-uint32_t sum_bits(const Call& c, uint32_t call, uint32_t i) {
+uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t i) {
   float sum = 0;
   for (uint32_t r = 0; r < now->world; r++) {
-    const uint32_t bits = input_bits(c, call, r, i);
+    const uint32_t bits = input_bits(c, call, round, r, i);
     sum += float_of(c.type == 'b' ? bits << 16 : bits);
   }
   return c.type == 'b' ? to_bf16(sum) : bits_of(sum);
@@ -89,7 +89,7 @@ void add_region(uint64_t at, uint32_t bytes, const std::string& name, bool real)
 // overwrite now, and writes the input of the call to come. Its stores are ordered by the stream alone, as a user's are.
 
 struct FeedParams {
-  uint32_t rank, domain, call, early;
+  uint32_t rank, domain, call, round, early;
 };
 
 void feed(const void* given) {
@@ -119,7 +119,7 @@ void feed(const void* given) {
     const uint64_t result = c.in_place ? input : output;
     for (uint32_t i = 0; i < c.count; i++) {
       const uint64_t at = result + i * (c.type == 'b' ? 2 : 4);
-      const uint32_t found = bits_at(at, c.type), expected = sum_bits(c, uint32_t(before), i);
+      const uint32_t found = bits_at(at, c.type), expected = sum_bits(c, uint32_t(before), p.round, i);
       if (found != expected) {
         fail("wrong result: %s is %#x behind call %d, and should be %#x", name_of(at).c_str(), found, before, expected);
       }
@@ -142,7 +142,7 @@ void feed(const void* given) {
     put(input, 0xfdfdfdfdu, 'f');
     return;
   }
-  for (uint32_t i = 0; i < next.count; i++) put(input + i * (next.type == 'b' ? 2 : 4), input_bits(next, p.call, p.rank, i), next.type);
+  for (uint32_t i = 0; i < next.count; i++) put(input + i * (next.type == 'b' ? 2 : 4), input_bits(next, p.call, p.round, p.rank, i), next.type);
   for (const uint64_t at : {input, output}) {
     for (uint32_t b = bytes_of(next); b < bytes_of(next) + 8; b += 4) put(at + b, 0xfefefefeu, 'f');
   }
@@ -246,19 +246,19 @@ void launch_call(uint32_t rank, uint32_t number) {
   start(kernel, &p, sizeof p);
 }
 
-void launch_feed(uint32_t rank, uint32_t domain, uint32_t call) {
-  const FeedParams p{rank, domain, call, now->early};
+void launch_feed(uint32_t rank, uint32_t domain, uint32_t call, uint32_t round) {
+  const FeedParams p{rank, domain, call, round, now->early};
   char name[24];
   snprintf(name, sizeof name, "feed%u", call);
   launch(stream_of(rank, domain), feed, &p, sizeof p, name, 1, 1, now->early);
 }
 
-void launch_all(uint32_t rank) {
+void launch_all(uint32_t rank, uint32_t round) {
   for (uint32_t c = 0; c < now->calls.size(); c++) {
-    launch_feed(rank, now->calls[c].domain, c);
+    launch_feed(rank, now->calls[c].domain, c, round);
     launch_call(rank, c);
   }
-  for (uint32_t d = 0; d < domains(); d++) launch_feed(rank, d, uint32_t(now->calls.size()));
+  for (uint32_t d = 0; d < domains(); d++) launch_feed(rank, d, uint32_t(now->calls.size()), round);
 }
 
 uint64_t own_streams(uint32_t rank) { return ((uint64_t(1) << domains()) - 1) << (rank * domains()); }
@@ -329,21 +329,21 @@ void host(uint32_t rank) {
 #endif
       break;
     case Story::kAbsent:
-      if (!last) launch_all(rank);
+      if (!last) launch_all(rank, 0);
       recover(rank);
       break;
     case Story::kLate:
       if (last) pause();  // so that a peer may have given up before
-      launch_all(rank);
+      launch_all(rank, 0);
       recover(rank);
       break;
     case Story::kAbort:
-      launch_all(rank);
+      launch_all(rank, 0);
       if (rank == 0) write(reinterpret_cast<void*>(host_control_of(rank)), 8, 1, false);
       recover(rank);
       break;
     case Story::kMismatch: {
-      launch_all(rank);
+      launch_all(rank, 0);
       wait_for(own_streams(rank));
       if (status_of(rank) != kMismatch) fail("rank %u has not noticed that a peer makes another call", rank);
       const uint64_t word = peek(host_control_of(rank) + offsetof(HostControl, record), 8);
@@ -352,7 +352,7 @@ void host(uint32_t rank) {
       return;
     }
   }
-  launch_all(rank);
+  launch_all(rank, 1);
   wait_for(own_streams(rank));
   check_state(rank, status_of(rank));
 }
