@@ -33,6 +33,8 @@ MUTANTS=(
   "SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER        two-stage-relaxed    all"
   "SIGNAL_MUTANT_RELAXED_RELEASE               two-stage            all"
   "SIGNAL_MUTANT_RELAXED_ACQUIRE               two-stage            all"
+  "SIGNAL_MUTANT_NO_RELEASE_OF_THE_WAVE        two-stage            all"
+  "SIGNAL_MUTANT_NO_BLOCK_BARRIER_BEHIND_PLACES  one-stage-relaxed  all"
   "SIGNAL_MUTANT_READS_ANOTHER_BLOCKS_SUMS     two-stage-blocks     all"
   "SIGNAL_MUTANT_SELF_COUNTER_BUMPED_LATE      barrier-3            all"
   "SIGNAL_MUTANT_LINE_CHECKED_IN_ONE_HALF      one-stage            all"

@@ -46,8 +46,9 @@ void apply_read(uint32_t place, const Message& message) {
       at = message.at;
       k.now_copy = kNoId;
     }
-    uint32_t& acquired = m.view(k.acquired)[p.column];
-    if (acquired < message.at) acquired = message.at;
+    for (const Id id : {k.acquired, k.system}) {
+      if (id != 0 && m.view(id)[p.column] < message.at) m.view(id)[p.column] = message.at;
+    }
   }
   m.join(k.acquired, message.view);
   if (lenient && (message.before != 0 || message.now != 0)) {
@@ -110,6 +111,13 @@ Id now_copy(Knowledge& k) {
   return k.now_copy;
 }
 
+// What the thread's wave can release: all that it did itself, in any case.
+Id own_view(Knowledge& k) {
+  world.memory.view(k.system)[map.contended + slot()] = world.memory.epoch(k, slot());
+  k.published = true;
+  return k.system;
+}
+
 Id released_copy(Knowledge& k) {
   if (k.released_copy == kNoId) k.released_copy = world.memory.copy_view(k.released);
   return k.released_copy;
@@ -143,6 +151,7 @@ void write_place(uint32_t place, uint64_t value, bool release, uint32_t* age) {
   if (release) k.now_copy = kNoId;  // with this thread's latest writes
   if (release || lenient) message.now = now_copy(k);
   message.view = release ? message.now : released_copy(k);
+  if (release && by_waves) message.view = m.copy_view(own_view(k));
   if (!lenient) message.now = message.before = 0;
   const Id id = m.new_message();
   m.messages[id] = message;
@@ -150,7 +159,9 @@ void write_place(uint32_t place, uint64_t value, bool release, uint32_t* age) {
   if (above != kNoId) m.messages[above].older = id;
   if (p.contended) {
     m.view(k.now)[p.column] = at;
-    if (m.view(k.acquired)[p.column] < at) m.view(k.acquired)[p.column] = at;
+    for (const Id id : {k.acquired, k.system}) {
+      if (id != 0 && m.view(id)[p.column] < at) m.view(id)[p.column] = at;
+    }
     running().must_stop = true;
   }
   remember(place);
@@ -182,6 +193,7 @@ uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds) {
   if (map.places[place].contended) {
     m.view(k.now)[map.places[place].column] = message.at;
     m.view(k.acquired)[map.places[place].column] = message.at;
+    if (by_waves) m.view(k.system)[map.places[place].column] = message.at;
     k.now_copy = kNoId;
     running().must_stop = true;
   }
@@ -323,6 +335,13 @@ void store(void* p, const void* from, uint32_t bytes) {
   if (tracing && !quiet()) trace("stores    %s, %u bytes", name_of(at).c_str(), bytes);
 }
 
+void release_wave() {
+  if (!by_waves) return;
+  Knowledge& k = running().knows;
+  world.memory.join(k.offered, own_view(k));
+  if (tracing) trace("releases what its wave has stored");
+}
+
 // ---- What the compiler calls at the kernels' own loads and stores, since they are built for a race detector: those of a block's
 // shared memory are looked at.
 
@@ -381,6 +400,7 @@ void fill(uint32_t rank, bool (*keeps)(uint64_t at)) {
     if (map.places[p].contended) {
       m.view(k.now)[map.places[p].column] = m.messages[id].at;
       m.view(k.acquired)[map.places[p].column] = m.messages[id].at;
+      if (by_waves) m.view(k.system)[map.places[p].column] = m.messages[id].at;
     }
   }
   k.now_copy = kNoId;

@@ -87,7 +87,8 @@ void collect() {
   };
   for (Thread& t : world.threads) {
     if (t.state == State::kFree || t.state == State::kDone) continue;
-    for (const Id id : {t.knows.now, t.knows.acquired, t.knows.released, t.knows.before, t.knows.now_copy, t.knows.released_copy}) use(id);
+    const Knowledge& k = t.knows;
+    for (const Id id : {k.now, k.acquired, k.released, k.before, k.system, k.offered, k.now_copy, k.released_copy}) use(id);
   }
   for (const Stream& s : world.streams) {
     use(s.view);
@@ -96,7 +97,10 @@ void collect() {
     }
     for (uint32_t i = s.begun; i < s.enqueued; i++) use(world.launches[s.queue[i]].view);
   }
-  for (const Block& b : world.blocks) use(b.view);
+  for (const Block& b : world.blocks) {
+    use(b.view);
+    use(b.offered);
+  }
   use(world.meeting);
   for (uint32_t p = 0; p < m.newest.size(); p++) {
     for (Id i = m.newest[p]; i != kNoId; i = m.messages[i].older) {
@@ -129,6 +133,7 @@ uint64_t digest() {
     h = mix(h, hash_view(t.knows.acquired));
     h = mix(h, hash_view(t.knows.released));
     if (lenient) h = mix(h, hash_view(t.knows.before, true));
+    if (by_waves) h = mix(mix(h, hash_view(t.knows.system)), hash_view(t.knows.offered));
   }
   for (const Stream& s : world.streams) {
     h = mix(h, uint64_t(s.begun) << 32 | s.ended << 16 | s.enqueued);
@@ -143,6 +148,7 @@ uint64_t digest() {
     if (b.threads == 0) continue;
     h = mix(h, uint64_t(n) << 32 | b.here << 16 | uint32_t(b.vote));
     if (b.view != 0) h = mix(h, hash_view(b.view));
+    if (b.offered != 0) h = mix(h, hash_view(b.offered));
     for (uint32_t i = 0; i < kSharedBytes; i += 8) {
       uint64_t word;
       memcpy(&word, shared_bytes[n] + i, 8);

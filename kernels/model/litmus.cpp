@@ -155,7 +155,7 @@ bool run_litmus() {
     test = &t;
     map.clear();
     map.initial = zero;
-    lenient = false;
+    lenient = by_waves = false;
     polls_per_check = kForever;
     Setup s{};
     s.ranks = t.threads;

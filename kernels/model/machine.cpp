@@ -101,14 +101,17 @@ void open_barrier(Block& b, uint32_t block) {
   }
   for (Thread& t : world.threads) {
     if (t.state != State::kBarrier || t.block != block) continue;
-    m.learn(t.knows, b.view);
+    m.join(t.knows.now, b.view);
+    m.join(t.knows.acquired, b.view);
+    if (by_waves) m.join(t.knows.system, b.offered);
+    t.knows.now_copy = kNoId;
     t.knows.published = true;
     t.must_stop = true;
     t.vote = b.result;
     t.history = mix(t.history, seen);
     t.state = State::kRun;
   }
-  b.view = 0;
+  b.view = b.offered = 0;
 }
 
 void check_barrier(uint32_t block) {
@@ -173,7 +176,7 @@ void begin_kernel(Stream& s, uint32_t stream) {
   s.begun++;
   for (uint32_t b = 0; b < launch.grid; b++) {
     const uint32_t first = s.slot + parity * s.slots + b * launch.threads;
-    world.blocks[first] = Block{uint16_t(launch.threads), 0, 0, false, false, 0};
+    world.blocks[first] = Block{uint16_t(launch.threads), 0, 0, false, false, 0, 0};
     memset(shared_bytes[first], 0xa5, kSharedBytes);
     for (uint32_t t = 0; t < launch.threads; t++) {
       Thread& thread = world.threads[first + t];
@@ -249,13 +252,15 @@ void* shared_memory(size_t bytes) {
   return shared_bytes[running().block];
 }
 
-void release_wave() {}
-
 bool block_any(bool vote) {
   Thread& t = running();
   Block& b = world.blocks[t.block];
   if (b.view == 0) b.view = world.memory.new_view();
   world.memory.join(b.view, t.knows.now);
+  if (by_waves) {
+    if (b.offered == 0) b.offered = world.memory.new_view();
+    world.memory.join(b.offered, t.knows.offered);
+  }
   b.vote |= vote;
   b.here++;
   world.steps++;

@@ -84,7 +84,8 @@ struct Block {
   uint16_t threads, here;
   uint32_t turn;
   bool vote, result;
-  Id view;
+  Id view;     // what the threads know that have come
+  Id offered;  // what their waves have released
 };
 
 struct World {

@@ -9,6 +9,7 @@ namespace model {
 
 Map map;
 bool lenient = false;
+bool by_waves = false;
 
 static size_t spot(uint64_t at, size_t mask) { return (at * 0x9e3779b97f4a7c15u >> 32) & mask; }
 
@@ -124,6 +125,11 @@ void Memory::start(Knowledge& k, Id view_id, uint32_t slot) {
   k.acquired = copy_view(view_id);
   k.released = copy_view(view_id);
   k.before = copy_view(view_id);
+  k.system = k.offered = 0;
+  if (by_waves) {
+    k.system = copy_view(view_id);
+    k.offered = new_view();
+  }
   k.now_copy = kNoId;
   k.released_copy = k.before;
   k.published = true;
@@ -133,6 +139,7 @@ void Memory::start(Knowledge& k, Id view_id, uint32_t slot) {
 void Memory::learn(Knowledge& k, Id view_id) {
   join(k.now, view_id);
   join(k.acquired, view_id);
+  if (by_waves) join(k.system, view_id);
   k.now_copy = kNoId;
 }
 

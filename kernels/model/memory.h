@@ -82,6 +82,9 @@ struct Knowledge {
   Id acquired;  // what it would know behind an acquire fence
   Id released;  // what its relaxed writes carry: what it knew at its last release fence
   Id before;    // when its kernel began
+  // Where a block's barrier does not wait for the stores of other waves (see `by_waves`): what the thread may release to the
+  // system, and what its wave has released for whoever comes behind the block's next barrier.
+  Id system, offered;
   // The same as messages carry them; kNoId when they have changed since.
   Id now_copy, released_copy;
   bool published;  // since the last access: the next one belongs to a new epoch
@@ -120,5 +123,9 @@ struct Memory {
 // Barriers that are not ordered: peers see what predates a kernel by relaxed reads alone, and a read is over when what its thread
 // signals behind it is seen. Neither is promised by the PTX model; the kernels rely on both (DESIGN P2).
 extern bool lenient;
+
+// As on gfx9: behind a block's barrier a thread knows what the block's other threads did, but can release it to the system only if they
+// have released it themselves before the barrier. Each thread of the model is a wave.
+extern bool by_waves;
 
 }  // namespace model

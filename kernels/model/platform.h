@@ -88,7 +88,11 @@ inline void end_thread() { ::model::end_thread(); }
 inline void end_thread() {}
 #endif
 
+#ifdef SIGNAL_MUTANT_NO_RELEASE_OF_THE_WAVE
+inline void release_wave() {}
+#else
 inline void release_wave() { ::model::release_wave(); }
+#endif
 inline bool block_any(bool vote) { return ::model::block_any(vote); }
 inline void block_sync() { (void)::model::block_any(false); }
 

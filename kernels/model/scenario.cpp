@@ -366,6 +366,7 @@ Setup prepare(const Scenario& s) {
   map.clear();
   map.initial = initial;
   lenient = s.relaxed;
+  by_waves = !s.relaxed;
   polls_per_check = s.watch_polls ? 1 : kForever;
   uint32_t slots = 1;
   for (const Call& c : s.calls) slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;

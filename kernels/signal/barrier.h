@@ -310,7 +310,9 @@ struct Barriers {
   // A start barrier over symmetric or staged input. Behind it the caller must ask for `complete`.
   SIGNAL_DEVICE void publish(const InputPlace& place, bool ordered, Turn turn) {
     run(kPhaseStart, ordered, turn, place);
+#ifndef SIGNAL_MUTANT_NO_BLOCK_BARRIER_BEHIND_PLACES
     platform::block_sync();
+#endif
     test_delay(m, kPhaseStart);
   }
 
