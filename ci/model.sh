@@ -82,7 +82,7 @@ SPIN=(
 FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3)
 # The kernels are compiled for a race detector, so that the compiler calls the model at each access to shared memory; and the
 # compiler sees a first poll that may not happen, which would leave a value undefined.
-KERNEL_FLAGS=(-O1 -fsanitize=thread -Wno-maybe-uninitialized)
+KERNEL_FLAGS=(-O1 -fsanitize=thread -Wno-maybe-uninitialized -Wno-unknown-warning-option)
 
 # compile OBJECT SOURCE FLAG...: only where something is newer than the object.
 compile() {

@@ -421,10 +421,4 @@ uint64_t peek(uint64_t at, uint32_t bytes) {
   return world.memory.latest(place).value;
 }
 
-void preset(uint64_t at, const void* from, uint32_t bytes) {
-  const Region* const region = map.region(at, bytes);
-  const unsigned char* const b = static_cast<const unsigned char*>(from);
-  for (uint32_t i = 0; i < bytes / 2; i++) memcpy(&world.memory.cells[region->cell + (at - region->at) / 2 + i].value, b + i * 2, 2);
-}
-
 }  // namespace model

@@ -98,9 +98,10 @@ class Seen {
 };
 
 // Schedules as text: `x` for the exhaustive search or `r` and the seed, how many contended places were known, and one digit of base
-// 36 for each answer.
-char digit(uint32_t option) { return option < 10 ? char('0' + option) : option < 36 ? char('a' + option - 10) : '?'; }
-uint32_t option_of(char c) { return c >= '0' && c <= '9' ? uint32_t(c - '0') : uint32_t(c - 'a' + 10); }
+// 62 for each answer.
+const char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+char digit(uint32_t option) { return option < 62 ? kDigits[option] : '?'; }
+uint32_t option_of(char c) { return uint32_t(strchr(kDigits, c) - kDigits); }
 
 std::string stuck() { return "deadlock: nobody gets further, not even by what is newest\n" + waiting(); }
 
@@ -114,7 +115,7 @@ struct Node {
 
 }  // namespace
 
-Result explore(const Setup& s, Prepare prepare, double seconds_limit) {
+Result explore(const Setup& s, double seconds_limit) {
   Result result;
   const double began = now();
   std::vector<Node> nodes;  // never shrinks, so that the copies keep their memory
@@ -134,7 +135,6 @@ restart:
     result.seconds = now() - began;
     return result;
   };
-  prepare();
   begin(exhaustive);
   for (uint64_t rounds = 1;; rounds++) {
     const uint32_t before = world.steps;
@@ -218,7 +218,7 @@ uint32_t random_below(uint32_t n) { return uint32_t(random_word() % n); }
 
 }  // namespace
 
-Result explore_at_random(const Setup& s, Prepare prepare, uint64_t runs, uint64_t seed, double seconds_limit) {
+Result explore_at_random(const Setup& s, uint64_t runs, uint64_t seed, double seconds_limit) {
   Result result;
   const double began = now();
   Setup random = s;
@@ -229,8 +229,7 @@ Result explore_at_random(const Setup& s, Prepare prepare, uint64_t runs, uint64_
   again:
     if (map.contended == enough) return result;
     random_state = run_seed * 0x9e3779b97f4a7c15u;
-    prepare();
-    begin(random);
+      begin(random);
     uint32_t priority[kMaxSlots], lowest = 0;
     for (uint32_t i = 0; i < kMaxSlots; i++) priority[i] = 1000000 + random_below(1000000);
     // How often the first becomes the last, and how often a read sees what is old, differs from run to run.
@@ -274,7 +273,7 @@ Result explore_at_random(const Setup& s, Prepare prepare, uint64_t runs, uint64_
   return result;
 }
 
-Result replay(const Setup& s, Prepare prepare, const std::string& schedule) {
+Result replay(const Setup& s, const std::string& schedule) {
   Result result;
   Setup as = s;
   as.exhaustive = schedule[0] == 'x';
@@ -287,14 +286,13 @@ Result replay(const Setup& s, Prepare prepare, const std::string& schedule) {
   enough = as.exhaustive ? uint32_t(first) : uint32_t(strtoul(end + 1, nullptr, 10));
   if (map.contended != enough) {
     if (as.exhaustive) {
-      explore(s, prepare, 1e9);
+      explore(s, 1e9);
     } else {
-      explore_at_random(s, prepare, ~0ull, first, 1e9);
+      explore_at_random(s, ~0ull, first, 1e9);
     }
   }
   enough = ~0u;
   tracing = true;
-  prepare();
   begin(as);
   for (size_t next = last + 1;; next++) {
     const Question q = go();

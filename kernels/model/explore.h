@@ -38,12 +38,9 @@ struct Result {
   double seconds = 0;
 };
 
-// Before each run: clears what the host side keeps.
-using Prepare = void (*)();
-
-Result explore(const Setup& s, Prepare prepare, double seconds_limit);
-Result explore_at_random(const Setup& s, Prepare prepare, uint64_t runs, uint64_t seed, double seconds_limit);
+Result explore(const Setup& s, double seconds_limit);
+Result explore_at_random(const Setup& s, uint64_t runs, uint64_t seed, double seconds_limit);
 // Repeats one run, with a trace of it.
-Result replay(const Setup& s, Prepare prepare, const std::string& schedule);
+Result replay(const Setup& s, const std::string& schedule);
 
 }  // namespace model

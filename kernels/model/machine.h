@@ -145,7 +145,6 @@ void meet();
 void fill(uint32_t rank, bool (*keeps)(uint64_t at));
 uint64_t read_acquire(const void* at, uint32_t bytes);
 uint64_t peek(uint64_t at, uint32_t bytes);  // the newest value, outside of the model's memory
-void preset(uint64_t at, const void* from, uint32_t bytes);  // plain memory, before all begins
 
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 extern std::string failure;

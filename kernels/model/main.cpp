@@ -29,7 +29,7 @@ bool report(const Scenario& s, const Setup& setup, const char* mode, const Resul
   row(s, mode, r);
   if (!r.failed) return true;
   printf("\n%s: %s\n\nThe schedule, step by step:\n\n", s.name.c_str(), r.what.c_str());
-  const Result again = replay(setup, prepare_run, r.schedule);
+  const Result again = replay(setup, r.schedule);
   printf("\n%s\n", again.failed ? again.what.c_str() : "(it did not fail again)");
   printf("again by: model %s --replay %s\n\n", s.name.c_str(), r.schedule.c_str());
   return false;
@@ -81,7 +81,7 @@ int main(int count, char** arguments) {
   }
   if (schedule != nullptr) {
     const Setup setup = prepare(*chosen[0]);
-    const Result r = replay(setup, prepare_run, schedule);
+    const Result r = replay(setup, schedule);
     printf("\n%s\n", r.failed ? r.what.c_str() : "it ends without a failure");
     return r.failed;
   }
@@ -90,12 +90,12 @@ int main(int count, char** arguments) {
   for (const Scenario* s : chosen) {
     if (exhaustive && s->exhaustive) {
       const Setup setup = prepare(*s);
-      const Result r = explore(setup, prepare_run, seconds);
+      const Result r = explore(setup, seconds);
       good &= report(*s, setup, "all", r) && r.complete;
     }
     if (random) {
       const Setup setup = prepare(*s);
-      good &= report(*s, setup, "random", explore_at_random(setup, prepare_run, runs != 0 ? runs : s->runs, seed, seconds));
+      good &= report(*s, setup, "random", explore_at_random(setup, runs != 0 ? runs : s->runs, seed, seconds));
     }
   }
   return good ? 0 : 1;

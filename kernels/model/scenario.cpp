@@ -359,8 +359,6 @@ void host(uint32_t rank) {
 
 }  // namespace
 
-void prepare_run() {}
-
 Setup prepare(const Scenario& s) {
   now = &s;
   map.clear();

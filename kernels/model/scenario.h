@@ -51,7 +51,6 @@ struct Scenario {
 };
 
 std::vector<Scenario> scenarios();
-Setup prepare(const Scenario& s);  // for the explorer; `prepare_run` is its Prepare
-void prepare_run();
+Setup prepare(const Scenario& s);  // for the explorer
 
 }  // namespace model
