@@ -10,7 +10,7 @@
 
 CXX=${CXX:-c++}
 OUT=target/model
-SOURCES=(fibre memory access machine digest explore names scenario litmus main)
+SOURCES=(fibre memory access machine digest explore names scenario cases litmus main)
 # Of one scenario in one mode, so that a search that grew too large ends.
 SECONDS_LIMIT=60
 

@@ -179,17 +179,29 @@ uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds) {
   if (map.places[place].contended) stop_before(at);
   note(place, false);
   note(place, true);
-  const Id below = m.newest[place];
+  // It may read whatever a read may, if no other has joined itself to that.
+  Id below = m.newest[place], above = kNoId, behind[64] = {kNoId};
+  if (map.places[place].contended) {
+    const uint32_t floor = m.view(running().knows.now)[map.places[place].column];
+    uint32_t options = 1;
+    for (Id i = below; m.messages[i].at > floor && m.messages[i].older != kNoId && options < 64; i = m.messages[i].older) {
+      if (!m.messages[i].joined) behind[options++] = i;
+    }
+    above = behind[ask(Ask::kRead, options)];
+    if (above != kNoId) below = m.messages[above].older;
+  }
   const Message found = m.messages[below];
+  const uint32_t at_time = above == kNoId ? found.at + kApart : found.at + (m.messages[above].at - found.at) / 2;
+  if (at_time == found.at) fail("the model has no room between two writes of %s", name_of(at).c_str());
   apply_read(place, found);
   Knowledge& k = running().knows;
-  Message message{adds ? uint32_t(found.value + operand) : operand, found.at + kApart, below, 0, 0, 0, uint8_t(slot()), true, ++world.steps};
+  Message message{adds ? uint32_t(found.value + operand) : operand, at_time, below, 0, 0, 0, uint8_t(slot()), true, ++world.steps};
   message.view = m.copy_view(released_copy(k));
   m.join(message.view, found.view);
   if (lenient) message.now = now_copy(k), message.before = k.before;
   const Id id = m.new_message();
   m.messages[id] = message;
-  m.newest[place] = id;
+  (above == kNoId ? m.newest[place] : m.messages[above].older) = id;
   if (map.places[place].contended) {
     m.view(k.now)[map.places[place].column] = message.at;
     m.view(k.acquired)[map.places[place].column] = message.at;
@@ -200,13 +212,18 @@ uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds) {
   remember(found.value);
   no_poll();
   running().just_relaxed = false;
-  if (tracing) trace("%s %s: %s to %s", adds ? "adds to  " : "exchanges", name_of(at).c_str(), shown(found.value).c_str(), shown(message.value).c_str());
+  if (tracing) {
+    trace("%s %s: %s to %s", adds ? "adds to  " : "exchanges", name_of(at).c_str(), shown(found.value).c_str(),
+          shown(message.value).c_str());
+  }
   return found.value;
 }
 
 const Region& find_region(uint64_t at, uint32_t bytes, const char* how) {
   const Region* const region = map.region(at, bytes);
-  if (region == nullptr) fail("%s %s %u bytes at %s, which is no part of any buffer", name_of_thread(slot()).c_str(), how, bytes, name_of(at).c_str());
+  if (region == nullptr) {
+    fail("%s %s %u bytes at %s, which is no part of any buffer", name_of_thread(slot()).c_str(), how, bytes, name_of(at).c_str());
+  }
   return *region;
 }
 

@@ -125,7 +125,9 @@ uint64_t digest() {
     const Thread& t = world.threads[s];
     if (t.state == State::kFree || t.state == State::kDone) continue;
     h = mix(h, s << 8 | uint32_t(t.state));
-    h = mix(h, uint64_t(t.early) << 4 | uint64_t(t.must_stop) << 3 | uint64_t(t.just_relaxed) << 2 | uint64_t(t.allowed) << 1 | uint64_t(t.vote));
+    uint64_t bits = 0;
+    for (const bool bit : {t.early, t.must_stop, t.just_relaxed, t.allowed, t.vote}) bits = bits << 1 | uint64_t(bit);
+    h = mix(h, bits);
     h = mix(h, uint64_t(t.launch) << 32 | t.ids.thread << 16 | t.ids.block);
     h = mix(h, t.history);
     if (polls_per_check != kForever) h = mix(mix(h, t.interval), t.last_interval);

@@ -16,7 +16,7 @@ uint32_t enough = ~0u;
 
 double now() {
   timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);  // other programs do not count
   return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
 }
 

@@ -6,8 +6,8 @@
 //      writes that its thread does not know of: so a write that comes early allows all that a late one does. The order in which
 //      threads write is therefore no choice; where a write lands is one (kWrite), and what a read sees (kRead).
 //   2. A read may wait, since what it can see is only added to: a row of reads may all be made when its thread next writes or
-//      meets its block. So the other threads need a turn only before the first read behind a write (kSchedule). A read-modify-write
-//      counts as both.
+//      meets its block. So the other threads need a turn only before the first read behind a write (kSchedule). A read-modify-
+//      write counts as both.
 //   3. That holds for contended places; for others the order of accesses is the same in every run. Which places are contended shows
 //      during the search: the first access that is not ordered with an earlier one marks its place, and the search begins again. If two
 //      threads can meet at a place in some run, then also in one that the search makes before that place matters.

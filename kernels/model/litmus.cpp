@@ -121,6 +121,10 @@ const std::vector<Test>& tests() {
       {"read-modify-writes follow each other", 2, [](uint32_t t) {
          saw(t, add(static_cast<uint32_t*>(place(kX)), 1));
        }, {"01/20", "10/20"}, {1, 1}, true},
+      {"a read-modify-write joins what it read, be that old", 2, [](uint32_t t) {
+         if (t == 0) set(kX, 5), set(kY, 1);
+         if (t == 1) saw(1, get(kY)), saw(1, add(static_cast<uint32_t*>(place(kX)), 1));
+       }, {"00/51", "05/61", "10/51", "15/61"}, {0, 2}, true},
       {"kernels that follow each other are ordered", 2, [](uint32_t t) {
          const uint32_t stream = t;
          launch(stream, t == 0 ? write_x : read_y, nullptr, 0, "first", 1, 1, false);

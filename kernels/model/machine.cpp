@@ -224,7 +224,9 @@ void settle() {
     if (t.state == State::kEarlier && world.streams[t.stream].running[0].launch == t.launch) t.state = State::kRun;
     if (t.state == State::kStream) {
       bool idle = true;
-      for (uint32_t s = 0; s < world.streams.size(); s++) idle &= (t.about >> s & 1) == 0 || world.streams[s].ended == world.streams[s].enqueued;
+      for (uint32_t s = 0; s < world.streams.size(); s++) {
+        idle &= (t.about >> s & 1) == 0 || world.streams[s].ended == world.streams[s].enqueued;
+      }
       if (!idle) continue;
       for (uint32_t s = 0; s < world.streams.size(); s++) {
         if ((t.about >> s & 1) != 0) m.learn(t.knows, world.streams[s].view);
@@ -234,7 +236,7 @@ void settle() {
   }
 }
 
-bool watched_changed(uint32_t s) {
+bool polled_changed(uint32_t s) {
   const Thread& t = world.threads[s];
   for (uint32_t i = 0; i < t.polls; i++) {
     if (world.memory.messages[world.memory.newest[t.polled[i]]].at != polled_at[s][i]) return true;
@@ -328,6 +330,7 @@ void allow_next() {
   if (t.allowed) return;
   t.allowed = true;
   instance_of(t.launch)->not_allowed--;
+  t.must_stop = true;
   no_poll();
 }
 
@@ -438,8 +441,8 @@ Question go() {
           world.running = int(s);
           break;
         }
-        if (t.state == State::kRelaxed && (watched_changed(s) || (world.expiries > 0 && polls_per_check != kForever))) stopped.push_back(s);
-        if (t.state == State::kStopped) stopped.push_back(s);
+        const bool may_expire = world.expiries > 0 && polls_per_check != kForever;
+        if (t.state == State::kStopped || (t.state == State::kRelaxed && (may_expire || polled_changed(s)))) stopped.push_back(s);
       }
       if (world.running < 0) {
         if (world.memory.views.size() > 4000 * map.view_words()) collect();

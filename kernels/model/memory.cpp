@@ -41,10 +41,11 @@ uint32_t Map::lookup(uint64_t at) const {
 }
 
 const Region* Map::region(uint64_t at, uint32_t bytes) const {
-  static size_t last = 0;
-  if (last < regions.size() && at >= regions[last].at && at + bytes <= regions[last].at + regions[last].bytes) return &regions[last];
+  static size_t last = 0;  // most accesses go to the same again
+  const auto holds = [&](size_t i) { return at >= regions[i].at && at + bytes <= regions[i].at + regions[i].bytes; };
+  if (last < regions.size() && holds(last)) return &regions[last];
   for (size_t i = 0; i < regions.size(); i++) {
-    if (at >= regions[i].at && at + bytes <= regions[i].at + regions[i].bytes) return &regions[last = i];
+    if (holds(i)) return &regions[last = i];
   }
   return nullptr;
 }
