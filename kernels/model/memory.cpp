@@ -29,6 +29,7 @@ uint32_t Map::find(uint64_t at, uint32_t bytes) {
     if (place.bytes != bytes) fail("%s is accessed by %u bytes and by %u", name_of(at).c_str(), place.bytes, bytes);
     return table_[s] - 1;
   }
+  if (region(at, 1) != nullptr) fail("%s is accessed atomically, and plainly elsewhere", name_of(at).c_str());
   places.push_back(Place{at, bytes, rank_of(at), 0, false});
   table_[s] = uint32_t(places.size());
   return uint32_t(places.size() - 1);
