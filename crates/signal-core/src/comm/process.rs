@@ -73,11 +73,11 @@ impl<B: Backend> Processes<B> {
 
 /// What a rank says at a meeting.
 #[derive(Deserialize, Serialize)]
-struct Message<T> {
+struct Message {
     /// What it came for.
     step: String,
-    /// An error as text.
-    content: std::result::Result<T, String>,
+    /// Of a type that the step knows; or an error as text.
+    content: std::result::Result<Vec<u8>, String>,
 }
 
 /// What a rank says when it allocates symmetric memory.
@@ -102,25 +102,26 @@ impl<B: Backend> Link<B> {
     where
         T: DeserializeOwned + Serialize,
     {
-        let content = own.as_ref().map_err(ToString::to_string);
         let rank = self.rendezvous.rank();
-        let message = serde_json::to_vec(&Message { step: step.to_owned(), content })
-            .map_err(|error| error::Rendezvous::System { why: error.to_string() })?;
+        let bytes = |encoded: postcard::Result<Vec<u8>>| {
+            encoded.map_err(|error| Error::from(error::Rendezvous::System { why: error.to_string() }))
+        };
+        let own = own.and_then(|own| bytes(postcard::to_stdvec(&own)));
+        let content = own.clone().map_err(|error| error.to_string());
+        let message = bytes(postcard::to_stdvec(&Message { step: step.to_owned(), content }))?;
         let gathered = self.rendezvous.gather(&message, patience);
         own?;
+
+        let protocol = |peer, why: postcard::Error| error::Rendezvous::Protocol { rank, peer, why: why.to_string() };
         let mut messages = Vec::new();
-        let protocol = |peer, why: serde_json::Error| error::Rendezvous::Protocol { rank, peer, why: why.to_string() };
         for (peer, bytes) in gathered?.iter().enumerate() {
-            // Whatever it is: what another step sends is of another type.
-            let message: Message<serde_json::Value> =
-                serde_json::from_slice(bytes).map_err(|error| protocol(peer, error))?;
-            messages.push(message);
+            messages.push(postcard::from_bytes::<Message>(bytes).map_err(|error| protocol(peer, error))?);
         }
         let steps: Vec<_> = messages.iter().map(|message| vec![message.step.as_str()]).collect();
         compare(&["collective call"], &steps)?;
-        let content = |(peer, message): (usize, Message<_>)| {
-            let value = message.content.map_err(|why| error::Rendezvous::Failed { rank: peer, why })?;
-            Ok(serde_json::from_value(value).map_err(|error| protocol(peer, error))?)
+        let content = |(peer, message): (usize, Message)| {
+            let bytes = message.content.map_err(|why| error::Rendezvous::Failed { rank: peer, why })?;
+            Ok(postcard::from_bytes(&bytes).map_err(|error| protocol(peer, error))?)
         };
         messages.into_iter().enumerate().map(content).collect()
     }
@@ -148,10 +149,11 @@ impl<B: Backend> Link<B> {
                 return Err(error);
             }
         };
-        self.keep_until(streams);
-        for (owner, released) in said.iter().map(|said| &said.released).enumerate() {
-            lock(&self.mapped).retain(|mapped| mapped.owner != owner || !released.contains(&mapped.call));
-        }
+        lock(&self.mapped).retain(|mapped| {
+            let goes = said.get(mapped.owner).is_some_and(|owner| owner.released.contains(&mapped.call));
+            streams.iter().filter(|_| goes).for_each(|stream| B::keep_until(&mapped.memory, stream));
+            !goes
+        });
         if let Some(rank) = said.iter().position(|other| other.bytes != said[0].bytes) {
             let (bytes, expected) = (said[rank].bytes, said[0].bytes);
             return Err(ApiMisuse::UnequalAlloc { rank, bytes, first: 0, expected }.into());
