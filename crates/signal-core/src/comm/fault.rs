@@ -123,8 +123,9 @@ impl<B: Backend> Clone for AbortHandle<B> {
 }
 
 impl<B: Backend> AbortHandle<B> {
-    /// Asks the rank's kernels, running or still to come, to leave. They tell the peers, so every rank that waits ends
-    /// with [`Error::Aborted`]. The communicator accepts no more calls once a kernel has followed.
+    /// Asks the rank's kernels, running or still to come, to leave where they would wait. They tell the peers, so every rank
+    /// that waits ends with [`Error::Aborted`]. The communicator accepts no more calls once a kernel has followed. One whose
+    /// peers are there already does not look, and succeeds.
     ///
     /// # Errors
     /// The backend gives no host address.
