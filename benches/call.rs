@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = Cuda::create_stream(comm.device())?;
     let input = comm.alloc::<bf16>(1024)?;
     let mut output = comm.alloc::<bf16>(1024)?;
-    let plan = comm.plan(1024, signal_comm::Dtype::Bf16);
+    let plan = comm.plan(1024, signal_comm::Dtype::Bf16, ReduceOp::Sum);
     let function = Cuda::load(comm.device())?.function(Kernel::PeerProbe);
     make_context_current()?;
 

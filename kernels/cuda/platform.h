@@ -99,6 +99,8 @@ SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
 
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __float_as_uint(f); }
+SIGNAL_DEVICE double as_double(uint64_t bits) { return __longlong_as_double(int64_t(bits)); }
+SIGNAL_DEVICE uint64_t as_bits64(double f) { return uint64_t(__double_as_longlong(f)); }
 SIGNAL_DEVICE float f16_to_f32(uint16_t h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
 SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { uint32_t v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { uint32_t v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }

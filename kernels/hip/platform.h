@@ -96,6 +96,8 @@ SIGNAL_DEVICE bool block_any(bool vote) {
 
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __builtin_bit_cast(uint32_t, f); }
+SIGNAL_DEVICE double as_double(uint64_t bits) { return __builtin_bit_cast(double, bits); }
+SIGNAL_DEVICE uint64_t as_bits64(double f) { return __builtin_bit_cast(uint64_t, f); }
 SIGNAL_DEVICE float f16_to_f32(uint16_t h) { return float(__builtin_bit_cast(_Float16, h)); }
 SIGNAL_DEVICE uint16_t f32_to_f16(float f) { return f != f ? 0x7fff : __builtin_bit_cast(uint16_t, _Float16(f)); }
 SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }

@@ -119,6 +119,8 @@ inline void block_sync() { (void)block_any(false); }
 
 inline float as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
+inline double as_double(uint64_t bits) { double f; memcpy(&f, &bits, 8); return f; }
+inline uint64_t as_bits64(double f) { uint64_t bits; memcpy(&bits, &f, 8); return bits; }
 
 // Conversions by bit code: no instruction set beyond the baseline is asked for.
 inline float f16_to_f32(uint16_t h) {

@@ -98,6 +98,8 @@ inline void block_sync() { (void)::model::block_any(false); }
 
 inline float as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
+inline double as_double(uint64_t bits) { double f; memcpy(&f, &bits, 8); return f; }
+inline uint64_t as_bits64(double f) { uint64_t bits; memcpy(&bits, &f, 8); return bits; }
 // The model knows no f16: what it would add to bf16 is arithmetic, which the conformance suite tests.
 inline float f16_to_f32(uint16_t) { return 0; }
 inline uint32_t f32x2_to_f16(float, float) { return 0; }

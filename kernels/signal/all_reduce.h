@@ -77,7 +77,7 @@ SIGNAL_COLD void reduce_rest(const AllReduceParams& p, const BlockShared& shared
   const uint64_t output = p.output + window * kPackBytes;
   const uint32_t step = Stride().step;
   for (; i < packs; i += step) {
-    const Pack sum = sum_ranks<T, 0>(p.group.world, p.group.rank, [&](uint32_t r) {
+    const Pack sum = sum_ranks<T, 0>(p.op, p.group.world, p.group.rank, [&](uint32_t r) {
       return load_any<T, From::kPeer>(shared.source[r], first + i, count);
     });
     store_any<T>(output, first + i, count, sum);
@@ -118,7 +118,7 @@ SIGNAL_DEVICE uint32_t reduce_whole(uint32_t rank, const Sources<N>& sources, Pa
     }
     SIGNAL_UNROLL
     for (uint32_t k = 0; k < kSome; k++) {
-      const Pack sum = sum_ranks<T, N>(N, rank, [&](uint32_t r) { return packs[k][r]; });
+      const Pack sum = sum_ranks<T, N>(kReduceSum, N, rank, [&](uint32_t r) { return packs[k][r]; });
       platform::store_pack(&output[i + k * step], sum);
       if (kept != nullptr) platform::store_pack(&kept[i + k * step], sum);
     }
@@ -136,6 +136,7 @@ SIGNAL_DEVICE uint32_t reduce_whole(uint32_t rank, const Sources<N>& sources, Pa
 template <class T>
 SIGNAL_DEVICE void reduce(const AllReduceParams& p, const BlockShared& shared, const Window& w, Pack* kept, uint32_t first,
                           uint32_t packs) {
+  if constexpr (!T::kSpecialised) return reduce_rest<T>(p, shared, w.first, kept, first, packs, Stride().first);
   const uint64_t start = w.first + first;  // in the message
   const uint64_t whole = p.whole_packs > start ? p.whole_packs - start : 0;
   const uint32_t end = whole < packs ? uint32_t(whole) : packs;
@@ -201,6 +202,7 @@ SIGNAL_DEVICE void all_reduce_one_stage(const AllReduceParams& p) {
   Member m(p.group, kOpAllReduceOneStage);
   Barriers<LineBarrier> barriers(m, shared);
   const uint32_t world = p.group.world;
+  if constexpr (!T::kSpecialised) return one_stage_windows<T>(m, barriers, p);
   // The commonest worlds alone: each adds to the kernel's code and to what it takes to compile.
   if (is_staged(p) || p.packs > p.window_packs || (world & (world - 1)) != 0 || world == 1) {
     one_stage_windows<T>(m, barriers, p);

@@ -1,7 +1,10 @@
-// Element types: how 32-bit words of memory become f32 summands and how finished sums become words again.
+// Element types: how memory becomes summands and how finished results become memory again.
+//
+// Sums of f32, f16 and bf16, which engines call for by far the most, have kernels of their own, in which two elements of 16 bits
+// are rounded at once and each world size has its code. All other types and operators share one kernel for each type (Any).
 #pragma once
 
-#include <stdint.h>
+#include "params.h"
 
 namespace signal_comm {
 
@@ -20,10 +23,15 @@ SIGNAL_DEVICE uint32_t canonical_halves(uint32_t word, uint32_t nan) {
   return word - (found >> 15) * (0x7fffu - nan);
 }
 
+template <class T>
+struct Sum;
+
 struct F32 {
+  static constexpr bool kSpecialised = true;
   static constexpr uint32_t kBytes = 4;
   static constexpr uint32_t kPerWord = 1;
   using Bits = uint32_t;
+  using Fold = Sum<F32>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[1]) { to[0] = platform::as_float(word); }
   SIGNAL_DEVICE static uint32_t round(const float (&from)[1]) {
@@ -32,9 +40,11 @@ struct F32 {
 };
 
 struct F16 {
+  static constexpr bool kSpecialised = true;
   static constexpr uint32_t kBytes = 2;
   static constexpr uint32_t kPerWord = 2;
   using Bits = uint16_t;
+  using Fold = Sum<F16>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[2]) {
     to[0] = platform::f16_to_f32(uint16_t(word));
@@ -46,9 +56,11 @@ struct F16 {
 };
 
 struct Bf16 {
+  static constexpr bool kSpecialised = true;
   static constexpr uint32_t kBytes = 2;
   static constexpr uint32_t kPerWord = 2;
   using Bits = uint16_t;
+  using Fold = Sum<Bf16>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[2]) {
     to[0] = platform::as_float(word << 16);
@@ -64,7 +76,7 @@ template <class T>
 struct Sum {
   float value[4][T::kPerWord];
 
-  SIGNAL_DEVICE Sum() {
+  SIGNAL_DEVICE explicit Sum(uint32_t) {
     for (uint32_t w = 0; w < 4; w++) {
       for (uint32_t e = 0; e < T::kPerWord; e++) value[w][e] = 0.0f;
     }
@@ -76,11 +88,182 @@ struct Sum {
       for (uint32_t e = 0; e < T::kPerWord; e++) value[w][e] += wide[e];
     }
   }
-  SIGNAL_DEVICE Pack finish() const {
+  SIGNAL_DEVICE Pack finish(uint32_t) const {
     Pack pack;
     for (uint32_t w = 0; w < 4; w++) pack.word[w] = T::round(value[w]);
     return pack;
   }
+};
+
+// Element `e` of a pack, as bits.
+template <class Bits>
+SIGNAL_DEVICE Bits element_of(const Pack& pack, uint32_t e) {
+  if constexpr (sizeof(Bits) == 8) {
+    return uint64_t(pack.word[2 * e + 1]) << 32 | pack.word[2 * e];
+  } else {
+    constexpr uint32_t kPerWord = 4 / sizeof(Bits);
+    return Bits(pack.word[e / kPerWord] >> (e % kPerWord * 8 * sizeof(Bits)));
+  }
+}
+
+// Sets element `e` of a pack in which it is 0.
+template <class Bits>
+SIGNAL_DEVICE void set_element(Pack& pack, uint32_t e, Bits bits) {
+  if constexpr (sizeof(Bits) == 8) {
+    pack.word[2 * e] = uint32_t(bits);
+    pack.word[2 * e + 1] = uint32_t(bits >> 32);
+  } else {
+    constexpr uint32_t kPerWord = 4 / sizeof(Bits);
+    pack.word[e / kPerWord] |= uint32_t(bits) << (e % kPerWord * 8 * sizeof(Bits));
+  }
+}
+
+// The types as Any has them: what an element's bits are worth (`Value`), and the bits of a result. A -0.0 that comes in counts as
+// +0.0 for every operator. Numbers of the integers are added and multiplied as `Wrapping`.
+
+struct AnyF32 {
+  using Bits = uint32_t;
+  using Value = float;
+  using Wrapping = float;
+  SIGNAL_DEVICE static float value(uint32_t bits) { return platform::as_float(bits) + 0.0f; }
+  SIGNAL_DEVICE static uint32_t bits(float x) { return is_nan(x) ? 0x7fc00000u : platform::as_bits(x); }
+};
+
+struct AnyF16 {
+  using Bits = uint16_t;
+  using Value = float;
+  using Wrapping = float;
+  SIGNAL_DEVICE static float value(uint16_t bits) { return platform::f16_to_f32(bits) + 0.0f; }
+  SIGNAL_DEVICE static uint16_t bits(float x) { return is_nan(x) ? 0x7e00u : uint16_t(platform::f32x2_to_f16(x, 0.0f)); }
+};
+
+struct AnyBf16 {
+  using Bits = uint16_t;
+  using Value = float;
+  using Wrapping = float;
+  SIGNAL_DEVICE static float value(uint16_t bits) { return platform::as_float(uint32_t(bits) << 16) + 0.0f; }
+  SIGNAL_DEVICE static uint16_t bits(float x) { return is_nan(x) ? 0x7fc0u : uint16_t(platform::f32x2_to_bf16(x, 0.0f)); }
+};
+
+struct AnyF64 {
+  using Bits = uint64_t;
+  using Value = double;
+  using Wrapping = double;
+  SIGNAL_DEVICE static double value(uint64_t bits) { return platform::as_double(bits) + 0.0; }
+  SIGNAL_DEVICE static uint64_t bits(double x) { return x != x ? 0x7ff8000000000000u : platform::as_bits64(x); }
+};
+
+// A result of an 8-bit type: its magnitude rounded to nearest even, at most `kLargest`, with the sign. kFraction bits behind the
+// point, and exponents that begin at 2^kLeast; below that multiples of 2^(kLeast - kFraction).
+template <uint32_t kFraction, int32_t kLeast, uint32_t kLargest, uint32_t kNan>
+SIGNAL_DEVICE uint8_t to_fp8(float x) {
+  if (is_nan(x)) return kNan;
+  constexpr uint32_t kDropped = 23 - kFraction;
+  constexpr uint32_t kFirst = uint32_t(kLeast + 127) << 23;  // the bits of 2^kLeast
+  const uint32_t bits = platform::as_bits(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t rounded;
+  if (magnitude < kFirst) {
+    // Added to a number whose last place is the least multiple, which is how the hardware rounds it.
+    constexpr uint32_t kMagic = uint32_t(kLeast - int32_t(kFraction) + 23 + 127) << 23;
+    rounded = platform::as_bits(platform::as_float(magnitude) + platform::as_float(kMagic)) - kMagic;
+  } else {
+    const uint32_t nearest = magnitude + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1);
+    rounded = (nearest >> kDropped) - (kFirst >> kDropped) + (1u << kFraction);
+  }
+  return uint8_t(bits >> 24 & 0x80u) | uint8_t(rounded < kLargest ? rounded : kLargest);
+}
+
+// OCP fp8: four bits of exponent, three of fraction, no infinity; results saturate.
+struct AnyE4m3 {
+  using Bits = uint8_t;
+  using Value = float;
+  using Wrapping = float;
+  SIGNAL_DEVICE static float value(uint8_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+    if (magnitude == 0x7f) return platform::as_float(0x7fc00000u);
+    // Below 2^-6: multiples of 2^-9.
+    if (magnitude < 8) return platform::as_float(sign | platform::as_bits(float(magnitude) * platform::as_float(118u << 23))) + 0.0f;
+    return platform::as_float(sign | ((magnitude << 20) + (120u << 23)));
+  }
+  SIGNAL_DEVICE static uint8_t bits(float x) { return to_fp8<3, -6, 0x7e, 0x7f>(x); }
+};
+
+// OCP fp8: five bits of exponent, two of fraction: the upper half of an f16. Results saturate.
+struct AnyE5m2 {
+  using Bits = uint8_t;
+  using Value = float;
+  using Wrapping = float;
+  SIGNAL_DEVICE static float value(uint8_t bits) { return platform::f16_to_f32(uint16_t(bits) << 8) + 0.0f; }
+  SIGNAL_DEVICE static uint8_t bits(float x) { return to_fp8<2, -14, 0x7b, 0x7e>(x); }
+};
+
+template <class V, class U>
+struct AnyInt {
+  using Bits = U;
+  using Value = V;
+  using Wrapping = U;
+  SIGNAL_DEVICE static V value(U bits) { return V(bits); }
+  SIGNAL_DEVICE static U bits(V x) { return U(x); }
+};
+
+using AnyI8 = AnyInt<int8_t, uint8_t>;
+using AnyU8 = AnyInt<uint8_t, uint8_t>;
+using AnyI32 = AnyInt<int32_t, uint32_t>;
+using AnyU32 = AnyInt<uint32_t, uint32_t>;
+using AnyI64 = AnyInt<int64_t, uint64_t>;
+using AnyU64 = AnyInt<uint64_t, uint64_t>;
+
+// The running results of one pack's elements, under the operator that the call names.
+template <class T>
+struct AnyFold {
+  using Value = typename T::Value;
+  using Wrapping = typename T::Wrapping;
+  static constexpr uint32_t kPerPack = sizeof(Pack) / sizeof(typename T::Bits);
+
+  uint32_t op;
+  bool empty = true;
+  Value value[kPerPack] = {};
+
+  SIGNAL_DEVICE explicit AnyFold(uint32_t reduction) : op(reduction) {}
+
+  SIGNAL_DEVICE void add(const Pack& pack) {
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < kPerPack; e++) {
+      const Value x = T::value(element_of<typename T::Bits>(pack, e));
+      // The first is what +0.0 + x, and 1 * x, are.
+      value[e] = empty ? x : combine(value[e], x);
+    }
+    empty = false;
+  }
+
+  SIGNAL_DEVICE Value combine(Value a, Value b) const {
+    switch (op) {
+      case kReduceMin: return b != b || b < a ? b : a;  // a NaN stays: nothing is below it
+      case kReduceMax: return b != b || b > a ? b : a;
+      case kReduceProd: return Value(Wrapping(Wrapping(a) * Wrapping(b)));
+      default: return Value(Wrapping(Wrapping(a) + Wrapping(b)));
+    }
+  }
+
+  SIGNAL_DEVICE Pack finish(uint32_t world) const {
+    Pack pack = {};
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < kPerPack; e++) {
+      // Integers are cut off towards zero.
+      const Value x = op == kReduceAvg ? Value(value[e] / Value(world)) : value[e];
+      set_element(pack, e, T::bits(x));
+    }
+    return pack;
+  }
+};
+
+template <class T>
+struct Any {
+  static constexpr bool kSpecialised = false;
+  static constexpr uint32_t kBytes = sizeof(typename T::Bits);
+  using Bits = typename T::Bits;
+  using Fold = AnyFold<T>;
 };
 
 }  // namespace signal_comm

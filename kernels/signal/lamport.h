@@ -182,7 +182,7 @@ struct Mail {
   }
 
   SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const {
-    return sum_ranks<T, N>(N, p.group.rank, [&](uint32_t r) { return packs[r]; });
+    return sum_ranks<T, N>(p.op, N, p.group.rank, [&](uint32_t r) { return packs[r]; });
   }
 };
 

@@ -33,8 +33,7 @@ SIGNAL_DEVICE Pack load_elements(uint64_t address, uint32_t elements) {
   SIGNAL_UNROLL
   for (uint32_t e = 0; e < kPackBytes / T::kBytes; e++) {  // a fixed count keeps the pack in registers
     if (e >= elements) continue;
-    const uint32_t bits = from == From::kPeer ? platform::load_peer(at + e) : platform::load(at + e);
-    pack.word[e / T::kPerWord] |= bits << (e % T::kPerWord * 16);
+    set_element<Bits>(pack, e, from == From::kPeer ? platform::load_peer(at + e) : platform::load(at + e));
   }
   return pack;
 }
@@ -45,7 +44,7 @@ SIGNAL_DEVICE void store_elements(uint64_t address, const Pack& pack, uint32_t e
   Bits* at = reinterpret_cast<Bits*>(address);
   SIGNAL_UNROLL
   for (uint32_t e = 0; e < kPackBytes / T::kBytes; e++) {
-    if (e < elements) platform::store(at + e, Bits(pack.word[e / T::kPerWord] >> (e % T::kPerWord * 16)));
+    if (e < elements) platform::store(at + e, element_of<Bits>(pack, e));
   }
 }
 

@@ -16,6 +16,8 @@ enum Operation : uint32_t {
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
 
+enum Reduction : uint32_t { kReduceSum = 0, kReduceMin = 1, kReduceMax = 2, kReduceProd = 3, kReduceAvg = 4 };
+
 constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
 constexpr uint32_t kFlagAllowNext = 4;
@@ -75,6 +77,8 @@ struct AllReduceParams {
   uint64_t whole_packs;
   uint64_t window_packs;
   uint64_t view[kMaxGpus];
+  uint32_t op;
+  uint32_t reserved;
 };
 
 static_assert(sizeof(GroupParams) == 160, "params");
@@ -84,7 +88,7 @@ static_assert(sizeof(BarrierParams) == 160, "params");
 static_assert(sizeof(BarrierProbeParams) == 184, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
 static_assert(sizeof(CheckParams) == 176, "params");
-static_assert(sizeof(AllReduceParams) == 272, "params");
+static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
 
 }  // namespace signal_comm

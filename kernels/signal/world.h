@@ -32,10 +32,11 @@ SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
   }
 }
 
-// The sum of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells.
+// The reduction of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells. `op` matters to
+// types that are not specialised for sums.
 template <class T, uint32_t N, class Load>
-SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
-  Sum<T> sum;
+SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load load) {
+  typename T::Fold sum(op);
 #ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
   for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
 #else
@@ -47,7 +48,7 @@ SIGNAL_DEVICE Pack sum_ranks(uint32_t world, uint32_t rank, Load load) {
     for (uint32_t r = 0; r < world; r++) sum.add(load(r));
   }
 #endif
-  return sum.finish();
+  return sum.finish(world);
 }
 
 }  // namespace signal_comm

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use signal_comm::host::{self, Host};
 use signal_comm::{
-    ApiMisuse, Backend, BarrierProbe, Communicator, DeviceBuffer, Dtype, Error, Result, Settings, Signal,
+    ApiMisuse, Backend, BarrierProbe, Communicator, DeviceBuffer, Dtype, Error, ReduceOp, Result, Settings, Signal,
 };
 
 use super::op::{Case, Op, Who};
@@ -223,7 +223,9 @@ impl State {
             }
             Op::Plan { rank, count } => {
                 if let Some(comm) = &self.comms[rank % world] {
-                    Dtype::ALL.into_iter().for_each(|dtype| assert!(comm.plan(count, dtype).blocks > 0));
+                    for dtype in Dtype::ALL {
+                        ReduceOp::ALL.into_iter().for_each(|op| assert!(comm.plan(count, dtype, op).blocks > 0));
+                    }
                 }
             }
             Op::Abort(rank) => {

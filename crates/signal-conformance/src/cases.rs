@@ -8,6 +8,7 @@ pub mod lamport;
 pub mod layout;
 pub mod matches;
 pub mod misuse;
+pub mod operators;
 pub mod overwrite;
 pub mod peer;
 pub mod processes;

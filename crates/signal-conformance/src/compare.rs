@@ -4,7 +4,7 @@ use signal_core::Element;
 
 /// Equal bits, or NaN on both sides: which NaN the reference writes is checked by cases of their own.
 fn same<T: Element>(a: T, b: T) -> bool {
-    a.to_bits() == b.to_bits() || (a.to_f32().is_nan() && b.to_f32().is_nan())
+    a.to_bits() == b.to_bits() || (a.to_f64().is_nan() && b.to_f64().is_nan())
 }
 
 /// Panics unless `found` is `expected`; `what` says what was compared.

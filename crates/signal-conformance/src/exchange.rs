@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use signal_core::{
-    Algorithm, Backend, CallOptions, Communicator, DeviceBuffer, Dtype, Element, ReduceOp, Result, reference,
-};
+pub(crate) use signal_core::reference::random_inputs;
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, DeviceBuffer, Element, ReduceOp, Result, reference};
 
 use crate::compare;
 use crate::place::{Memory, Place};
@@ -16,35 +15,28 @@ const GUARD: usize = 19;
 
 /// What an output holds before a call.
 pub(crate) fn poison<T: Element>() -> T {
-    T::from_bits(0xbad0_a5a5)
+    of_word(0xbad0_a5a5)
+}
+
+/// An element of memory that is filled with this word.
+fn of_word<T: Element>(word: u32) -> T {
+    T::from_bits(u64::from(word) << 32 | u64::from(word))
 }
 
 /// What stands around slices.
 fn canary<T: Element>() -> T {
-    T::from_bits(0xc0de_5a5a)
-}
-
-/// Different inputs for each rank. In every fourth element two ranks hold large values that cancel: what is added
-/// between them loses bits that are not lost outside, so that the order shows in the short types too, whose random sums
-/// would be exact in f32.
-pub(crate) fn random_inputs<T: Element>(ranks: usize, seed: u64, count: usize) -> Vec<Vec<T>> {
-    let rank_seed = |rank| seed.wrapping_mul(8).wrapping_add(rank);
-    let mut inputs: Vec<Vec<T>> = (0..ranks as u64).map(|rank| reference::random(rank_seed(rank), count)).collect();
-    if ranks >= 3 {
-        let scale = if T::DTYPE == Dtype::F16 { 2f32.powi(14) } else { 2f32.powi(27) };
-        for i in (0..count).step_by(4) {
-            let (up, down) = (i / 4 % ranks, (i / 4 + 1 + i / 4 / ranks % (ranks - 1)) % ranks);
-            inputs[up][i] = T::from_f32(scale);
-            inputs[down][i] = T::from_f32(-scale);
-        }
-    }
-    inputs
+    of_word(0xc0de_5a5a)
 }
 
 /// The sum that every rank has to hold.
 pub(crate) fn sum<T: Element>(inputs: &[Vec<T>]) -> Vec<T> {
+    reduced(inputs, ReduceOp::Sum)
+}
+
+/// What every rank has to hold.
+pub(crate) fn reduced<T: Element>(inputs: &[Vec<T>], op: ReduceOp) -> Vec<T> {
     let inputs: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
-    reference::all_reduce(&inputs, ReduceOp::Sum)
+    reference::all_reduce(&inputs, op)
 }
 
 /// One rank's part in a program of calls, whatever its element type.
@@ -59,6 +51,7 @@ pub(crate) trait Step<B: Backend>: Send {
 pub(crate) struct Lane<B: Backend, T: Element> {
     what: String,
     pub(crate) options: CallOptions,
+    op: ReduceOp,
     pub(crate) input: DeviceBuffer<B, T>,
     input_range: Range<usize>,
     /// `None` when in place.
@@ -78,7 +71,7 @@ impl<B: Backend, T: Element> Lane<B, T> {
         values: &[T],
         options: CallOptions,
         place: &Place,
-        expected: Arc<[T]>,
+        (op, expected): (ReduceOp, Arc<[T]>),
     ) -> Self {
         let count = values.len();
         let input_range = place.input_start..place.input_start + count;
@@ -94,15 +87,15 @@ impl<B: Backend, T: Element> Lane<B, T> {
         });
         let CallOptions { algorithm, blocks, threads, domain, .. } = options;
         let grid = format!("{algorithm:?} {blocks:?}x{threads:?} on domain {domain}");
-        let what = format!("{what}, {count} x {}, {grid}, {place:?}", T::DTYPE);
-        Lane { what, options, input, input_range, output, input_image, expected }
+        let what = format!("{what}, {op} of {count} x {}, {grid}, {place:?}", T::DTYPE);
+        Lane { what, options, op, input, input_range, output, input_image, expected }
     }
 
     /// Fills the input buffer with `word`, behind the call.
     pub(crate) fn overwrite_input(&mut self, stream: &B::Stream, word: u32) {
         assert!(self.output.is_some(), "the input of a call in place is its output");
         self.input.fill_bytes(stream, word).unwrap();
-        self.input_image.fill(T::from_bits(word));
+        self.input_image.fill(of_word(word));
     }
 
     /// Waits, checks, and returns the output.
@@ -132,12 +125,12 @@ impl<B: Backend, T: Element> Step<B> for Lane<B, T> {
     fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
         let call = comm.with(self.options);
         match &mut self.output {
-            None => call.all_reduce_in_place(stream, self.input.slice_mut(self.input_range.clone())?, ReduceOp::Sum),
+            None => call.all_reduce_in_place(stream, self.input.slice_mut(self.input_range.clone())?, self.op),
             Some((output, range)) => call.all_reduce(
                 stream,
                 self.input.slice(self.input_range.clone())?,
                 output.slice_mut(range.clone())?,
-                ReduceOp::Sum,
+                self.op,
             ),
         }
     }
@@ -167,9 +160,20 @@ impl<B: Backend, T: Element> Exchange<B, T> {
 
     /// Like [`random`](Self::random) with given inputs.
     pub(crate) fn of(world: &mut World<B>, inputs: &[Vec<T>], options: CallOptions, places: &[Place]) -> Self {
+        Self::by(ReduceOp::Sum, world, inputs, options, places)
+    }
+
+    /// The same with any operator.
+    pub(crate) fn by(
+        op: ReduceOp,
+        world: &mut World<B>,
+        inputs: &[Vec<T>],
+        options: CallOptions,
+        places: &[Place],
+    ) -> Self {
         assert_eq!((inputs.len(), places.len()), (world.ranks(), world.ranks()));
         let count = inputs[0].len();
-        let expected: Arc<[T]> = sum(inputs).into();
+        let expected: Arc<[T]> = reduced(inputs, op).into();
         let len = buffer_len(places, count);
         let place_inputs: Vec<Memory> = places.iter().map(|p| p.input).collect();
         let place_outputs: Vec<Memory> = places.iter().map(|p| p.output).collect();
@@ -178,7 +182,7 @@ impl<B: Backend, T: Element> Exchange<B, T> {
         let lanes = buffers.zip(outputs).zip(inputs).zip(places).enumerate();
         let lanes = lanes.map(|(rank, (((input, output), values), place))| {
             let what = format!("rank {rank} of {}", world.ranks());
-            Lane::new(&what, &world.streams[rank], (input, output), values, options, place, expected.clone())
+            Lane::new(&what, &world.streams[rank], (input, output), values, options, place, (op, expected.clone()))
         });
         Exchange { lanes: lanes.collect() }
     }

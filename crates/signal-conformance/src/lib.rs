@@ -81,6 +81,11 @@ macro_rules! suite {
                     all_reduce_special_mixtures,
                     all_reduce_special_negative_zero,
                     all_reduce_special_order_and_rounding;
+                operators:
+                    operators_of_every_type,
+                    operators_special_values,
+                    operators_canonical_results,
+                    misuse_lamport_types;
                 overwrite:
                     input_overwritten_symmetric,
                     input_overwritten_staged,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, ReduceOp};
 
 /// `Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -111,6 +111,14 @@ pub enum ApiMisuse {
         bytes: u64,
         /// Bytes of a slot.
         limit: usize,
+    },
+    /// The Lamport algorithm adds up f32, f16 and bf16.
+    #[error("the lamport algorithm does not take {op} of {dtype}")]
+    LamportType {
+        /// The operator.
+        op: ReduceOp,
+        /// The element type.
+        dtype: Dtype,
     },
     /// The Lamport region is one for all domains, and its calls follow one another: they are calls of domain 0.
     #[error("the lamport algorithm works on domain 0, not on domain {0}")]

@@ -58,19 +58,59 @@ pub enum Kernel {
     PeerProbe,
     /// The comparison of the ranks' calls in checked mode ([`CheckParams`]).
     Check,
-    /// An all-reduce ([`AllReduceParams`]); with [`Algorithm::Lamport`] for more than [`SMALL_WORLD`](Self::SMALL_WORLD)
-    /// ranks.
-    AllReduce(Algorithm, ReduceOp, Dtype),
+    /// An all-reduce by a sum that has kernels of its own ([`AllReduceParams`]); with [`Algorithm::Lamport`] for more than
+    /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks.
+    AllReduce(Algorithm, FastSum),
     /// The one-stage all-reduce of a message that is one window of symmetric input, with few packs a thread, at most
     /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the
     /// one-stage kernel of peers whose call is not such a one.
-    AllReduceSmall(ReduceOp, Dtype),
+    AllReduceSmall(FastSum),
     /// The Lamport all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
-    AllReduceLamportSmall(ReduceOp, Dtype),
+    AllReduceLamportSmall(FastSum),
+    /// A one-stage all-reduce by any operator, which the parameters name ([`AllReduceParams`]).
+    AllReduceOneStageAny(Dtype),
+    /// A two-stage all-reduce by any operator, which the parameters name ([`AllReduceParams`]).
+    AllReduceTwoStageAny(Dtype),
+}
+
+/// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FastSum {
+    /// Of [`Dtype::F32`].
+    F32,
+    /// Of [`Dtype::F16`].
+    F16,
+    /// Of [`Dtype::Bf16`].
+    Bf16,
+}
+
+impl FastSum {
+    /// All of them, in the order of the kernel catalogue.
+    pub const ALL: [FastSum; 3] = [FastSum::F32, FastSum::F16, FastSum::Bf16];
+
+    /// Whether this reduction is one of them.
+    pub const fn of(op: ReduceOp, dtype: Dtype) -> Option<Self> {
+        match (op, dtype) {
+            (ReduceOp::Sum, Dtype::F32) => Some(FastSum::F32),
+            (ReduceOp::Sum, Dtype::F16) => Some(FastSum::F16),
+            (ReduceOp::Sum, Dtype::Bf16) => Some(FastSum::Bf16),
+            _ => None,
+        }
+    }
+
+    /// The element type.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            FastSum::F32 => Dtype::F32,
+            FastSum::F16 => Dtype::F16,
+            FastSum::Bf16 => Dtype::Bf16,
+        }
+    }
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 43] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -90,6 +130,30 @@ const NAMES: [&str; 19] = [
     "signal_all_reduce_lamport_small_sum_f32",
     "signal_all_reduce_lamport_small_sum_f16",
     "signal_all_reduce_lamport_small_sum_bf16",
+    "signal_all_reduce_one_stage_any_f32",
+    "signal_all_reduce_one_stage_any_f16",
+    "signal_all_reduce_one_stage_any_bf16",
+    "signal_all_reduce_one_stage_any_f64",
+    "signal_all_reduce_one_stage_any_i8",
+    "signal_all_reduce_one_stage_any_u8",
+    "signal_all_reduce_one_stage_any_i32",
+    "signal_all_reduce_one_stage_any_u32",
+    "signal_all_reduce_one_stage_any_i64",
+    "signal_all_reduce_one_stage_any_u64",
+    "signal_all_reduce_one_stage_any_e4m3",
+    "signal_all_reduce_one_stage_any_e5m2",
+    "signal_all_reduce_two_stage_any_f32",
+    "signal_all_reduce_two_stage_any_f16",
+    "signal_all_reduce_two_stage_any_bf16",
+    "signal_all_reduce_two_stage_any_f64",
+    "signal_all_reduce_two_stage_any_i8",
+    "signal_all_reduce_two_stage_any_u8",
+    "signal_all_reduce_two_stage_any_i32",
+    "signal_all_reduce_two_stage_any_u32",
+    "signal_all_reduce_two_stage_any_i64",
+    "signal_all_reduce_two_stage_any_u64",
+    "signal_all_reduce_two_stage_any_e4m3",
+    "signal_all_reduce_two_stage_any_e5m2",
 ];
 
 impl Kernel {
@@ -106,27 +170,33 @@ impl Kernel {
             Kernel::BarrierProbe => 1,
             Kernel::PeerProbe => 2,
             Kernel::Check => 3,
-            Kernel::AllReduce(algorithm, op, dtype) => Self::typed_index(algorithm as usize, op, dtype),
-            Kernel::AllReduceSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len(), op, dtype),
-            Kernel::AllReduceLamportSmall(op, dtype) => Self::typed_index(Algorithm::ALL.len() + 1, op, dtype),
+            Kernel::AllReduce(algorithm, sum) => Self::sum_index(algorithm as usize, sum),
+            Kernel::AllReduceSmall(sum) => Self::sum_index(Algorithm::ALL.len(), sum),
+            Kernel::AllReduceLamportSmall(sum) => Self::sum_index(Algorithm::ALL.len() + 1, sum),
+            Kernel::AllReduceOneStageAny(dtype) => Self::ANY + dtype as usize,
+            Kernel::AllReduceTwoStageAny(dtype) => Self::ANY + Dtype::ALL.len() + dtype as usize,
         }
     }
 
-    /// Position in the `form`th group of kernels, of which each has one for each operator and type.
-    const fn typed_index(form: usize, op: ReduceOp, dtype: Dtype) -> usize {
-        4 + (form * ReduceOp::ALL.len() + op as usize) * Dtype::ALL.len() + dtype as usize
+    /// Position in the `form`th group of kernels of which each has one for each fast sum.
+    const fn sum_index(form: usize, sum: FastSum) -> usize {
+        4 + form * FastSum::ALL.len() + sum as usize
     }
+
+    /// Where the kernels for any operator begin.
+    const ANY: usize = 4 + (Algorithm::ALL.len() + 2) * FastSum::ALL.len();
 
     /// Every kernel, in catalogue order.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let typed = || ReduceOp::ALL.into_iter().flat_map(|op| Dtype::ALL.into_iter().map(move |dtype| (op, dtype)));
-        let all_reduces = Algorithm::ALL
+        let sums = |kernel: fn(FastSum) -> Kernel| FastSum::ALL.into_iter().map(kernel);
+        let any = |kernel: fn(Dtype) -> Kernel| Dtype::ALL.into_iter().map(kernel);
+        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe, Kernel::Check]
             .into_iter()
-            .flat_map(move |algorithm| typed().map(move |(op, dtype)| Kernel::AllReduce(algorithm, op, dtype)));
-        let small = typed().map(|(op, dtype)| Kernel::AllReduceSmall(op, dtype));
-        let lamport_small = typed().map(|(op, dtype)| Kernel::AllReduceLamportSmall(op, dtype));
-        let untyped = [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe, Kernel::Check];
-        untyped.into_iter().chain(all_reduces).chain(small).chain(lamport_small)
+            .chain(Algorithm::ALL.into_iter().flat_map(|a| FastSum::ALL.map(|sum| Kernel::AllReduce(a, sum))))
+            .chain(sums(Kernel::AllReduceSmall))
+            .chain(sums(Kernel::AllReduceLamportSmall))
+            .chain(any(Kernel::AllReduceOneStageAny))
+            .chain(any(Kernel::AllReduceTwoStageAny))
     }
 
     /// Entry name in every image.
@@ -326,6 +396,10 @@ pub struct AllReduceParams {
     /// Where each rank sees this rank's input: what the start barrier tells the peers, unless the input is staged. This
     /// rank's own entry is always there.
     pub view: [u64; MAX_GPUS],
+    /// The operator, for kernels that take any: its position in [`ReduceOp::ALL`].
+    pub op: u32,
+    /// Kept zero.
+    pub reserved: u32,
 }
 
 const _: () = {
@@ -336,7 +410,7 @@ const _: () = {
     assert!(size_of::<BarrierProbeParams>() == 184);
     assert!(size_of::<PeerProbeParams>() == 32);
     assert!(size_of::<CheckParams>() == 176);
-    assert!(size_of::<AllReduceParams>() == 272);
+    assert!(size_of::<AllReduceParams>() == 280);
     assert!(offset_of!(AllReduceParams, view) == 208);
 };
 
@@ -348,16 +422,15 @@ mod tests {
     fn index_and_name_agree_with_the_catalogue() {
         for (index, kernel) in Kernel::all().enumerate() {
             assert_eq!(kernel.index(), index);
-            if let Kernel::AllReduce(a, op, d) = kernel {
-                let algorithm = a.name().replace('-', "_");
-                assert_eq!(kernel.name(), format!("signal_all_reduce_{algorithm}_{op}_{d}"));
-            }
-            if let Kernel::AllReduceLamportSmall(op, d) = kernel {
-                assert_eq!(kernel.name(), format!("signal_all_reduce_lamport_small_{op}_{d}"));
-            }
-            if let Kernel::AllReduceSmall(op, d) = kernel {
-                assert_eq!(kernel.name(), format!("signal_all_reduce_one_stage_small_{op}_{d}"));
-            }
+            let (form, dtype) = match kernel {
+                Kernel::AllReduce(algorithm, sum) => (format!("{algorithm}_sum"), sum.dtype()),
+                Kernel::AllReduceSmall(sum) => ("one_stage_small_sum".to_owned(), sum.dtype()),
+                Kernel::AllReduceLamportSmall(sum) => ("lamport_small_sum".to_owned(), sum.dtype()),
+                Kernel::AllReduceOneStageAny(dtype) => ("one_stage_any".to_owned(), dtype),
+                Kernel::AllReduceTwoStageAny(dtype) => ("two_stage_any".to_owned(), dtype),
+                _ => continue,
+            };
+            assert_eq!(kernel.name(), format!("signal_all_reduce_{}_{dtype}", form.replace('-', "_")));
         }
         assert_eq!(Kernel::all().count(), Kernel::COUNT);
     }

@@ -2,7 +2,7 @@
 //! compare with it; it is also the shortest statement of the arithmetic.
 #![forbid(unsafe_code)]
 
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Dtype, Element, ReduceOp};
 
 /// The result of an all-reduce of `inputs`, one slice a rank in rank order, all of one length.
 ///
@@ -10,12 +10,7 @@ use crate::dtype::{Element, ReduceOp};
 /// When there is no input, or the lengths differ.
 pub fn all_reduce<T: Element>(inputs: &[&[T]], op: ReduceOp) -> Vec<T> {
     assert!(inputs.iter().all(|i| i.len() == inputs[0].len()), "inputs differ in length");
-    (0..inputs[0].len())
-        .map(|i| match op {
-            // From +0.0: a -0.0 counts as +0.0, also when there is one rank.
-            ReduceOp::Sum => T::from_f32(inputs.iter().fold(0.0f32, |sum, input| sum + input[i].to_f32())),
-        })
-        .collect()
+    (0..inputs[0].len()).map(|i| T::reduce(op, inputs.iter().map(|input| input[i]))).collect()
 }
 
 /// The sum of `inputs` in f64, unrounded, to judge the error of the real arithmetic.
@@ -24,7 +19,7 @@ pub fn all_reduce<T: Element>(inputs: &[&[T]], op: ReduceOp) -> Vec<T> {
 /// When there is no input, or the lengths differ.
 pub fn all_reduce_f64<T: Element>(inputs: &[&[T]]) -> Vec<f64> {
     assert!(inputs.iter().all(|i| i.len() == inputs[0].len()), "inputs differ in length");
-    (0..inputs[0].len()).map(|i| inputs.iter().map(|input| f64::from(input[i].to_f32())).sum()).collect()
+    (0..inputs[0].len()).map(|i| inputs.iter().map(|input| input[i].to_f64()).sum()).collect()
 }
 
 /// A small reproducible generator (splitmix64).
@@ -57,17 +52,34 @@ impl Rng {
     }
 }
 
-/// Finite values of both signs and magnitudes from 2^-6 to 2, with full significands: their sums are not exact in f32,
-/// so that a wrong order of addition shows.
+/// Elements for tests. Floating-point ones are finite, of both signs and of magnitudes from 2^-6 to 2, with full fractions: their sums
+/// are not exact in f32, so that a wrong order of addition shows. Integers are any.
 pub fn random<T: Element>(seed: u64, len: usize) -> Vec<T> {
     let mut rng = Rng::new(seed);
-    (0..len)
-        .map(|_| {
-            let bits = rng.next_u32();
-            let exponent = 121 + (bits >> 23 & 0xff) % 7;
-            T::from_f32(f32::from_bits(bits & 0x807f_ffff | exponent << 23))
-        })
-        .collect()
+    (0..len).map(|_| T::random(rng.next_u64())).collect()
+}
+
+/// Elements of each rank, for tests of reductions. In every fourth place two ranks hold large values that cancel: what is added
+/// between them loses bits that are not lost outside, so that the order shows in the short types too, whose random sums would be
+/// exact in f32.
+pub fn random_inputs<T: Element>(ranks: usize, seed: u64, len: usize) -> Vec<Vec<T>> {
+    let mut seeds = Rng::new(seed);
+    let mut inputs: Vec<Vec<T>> = (0..ranks).map(|_| random(seeds.next_u64(), len)).collect();
+    let exponent = match T::DTYPE {
+        Dtype::F64 => 60,
+        Dtype::F32 | Dtype::Bf16 => 27,
+        Dtype::F16 | Dtype::E5m2 => 14,
+        Dtype::E4m3 => 8,
+        // Integers wrap, in whatever order.
+        _ => return inputs,
+    };
+    let large = 2f64.powi(exponent);
+    for i in (0..len).step_by(4).filter(|_| ranks >= 3) {
+        let (up, down) = (i / 4 % ranks, (i / 4 + 1 + i / 4 / ranks % (ranks - 1)) % ranks);
+        inputs[up][i] = T::from_f64(large);
+        inputs[down][i] = T::from_f64(-large);
+    }
+    inputs
 }
 
 #[cfg(test)]

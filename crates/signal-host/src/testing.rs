@@ -6,9 +6,8 @@ use std::thread;
 
 use signal_core::backend::{Backend, Launch, MemoryKind};
 use signal_core::error::Result;
-use signal_core::kernel::{Algorithm, Kernel};
+use signal_core::kernel::{Algorithm, FastSum, Kernel};
 use signal_core::layout::LAYOUT_VERSION;
-use signal_core::{Dtype, ReduceOp};
 
 use crate::*;
 
@@ -19,9 +18,9 @@ pub(crate) const MEET: Kernel = Kernel::BarrierProbe;
 /// All threads wait for all: (arrivals, faults found in the thread description or the block's memory).
 pub(crate) const ASSEMBLE: Kernel = Kernel::PeerProbe;
 /// Waits for a flag: (flag).
-pub(crate) const HOLD: Kernel = Kernel::AllReduce(Algorithm::OneStage, ReduceOp::Sum, Dtype::F32);
+pub(crate) const HOLD: Kernel = Kernel::AllReduce(Algorithm::OneStage, FastSum::F32);
 /// Each thread adds 1 to a number of its own: (numbers).
-pub(crate) const BUMP: Kernel = Kernel::AllReduce(Algorithm::OneStage, ReduceOp::Sum, Dtype::F16);
+pub(crate) const BUMP: Kernel = Kernel::AllReduce(Algorithm::OneStage, FastSum::F16);
 
 type Words = [u64; 4];
 
@@ -95,6 +94,30 @@ pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread
 static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
     [
         // In another order than the catalogue: names count, not places.
+        HostEntry::new(c"signal_all_reduce_two_stage_any_e5m2", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_e4m3", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_u64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_i64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_u32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_i32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_u8", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_i8", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_f64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_two_stage_any_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_e5m2", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_e4m3", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_u64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_i64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_u32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_i32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_u8", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_i8", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_f64", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_one_stage_any_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_lamport_small_sum_bf16", no_kernel),
         HostEntry::new(c"signal_all_reduce_lamport_small_sum_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_lamport_small_sum_f32", no_kernel),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
 use signal_comm::layout::MAX_GPUS;
-use signal_comm::{Algorithm, Dtype, parse_bytes};
+use signal_comm::{Algorithm, Dtype, FastSum, parse_bytes};
 
 use super::seat::Position;
 use crate::backend::{self, BackendName, GroupArgs};
@@ -178,8 +178,9 @@ fn parse_factor(text: &str) -> Result<usize, String> {
 }
 
 fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {
-    PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| {
-        let found = Dtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+    let dtypes = FastSum::ALL.map(FastSum::dtype);
+    PossibleValuesParser::new(dtypes.map(Dtype::name)).try_map(move |name| {
+        let found = dtypes.into_iter().find(|dtype| dtype.name() == name);
         found.ok_or_else(|| format!("no dtype {name}"))
     })
 }

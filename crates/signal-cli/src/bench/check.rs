@@ -15,7 +15,7 @@ pub(super) fn wrong_elements<T: Element>(found: &[T], expected: &[T]) -> u64 {
 
 /// The largest absolute difference from sums in f64; infinite if a result is a NaN, which `max` would drop.
 pub(super) fn max_error<T: Element>(found: &[T], exact: &[f64]) -> f64 {
-    let errors = found.iter().zip(exact).map(|(found, exact)| (f64::from(found.to_f32()) - exact).abs());
+    let errors = found.iter().zip(exact).map(|(found, exact)| (found.to_f64() - exact).abs());
     errors.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max)
 }
 

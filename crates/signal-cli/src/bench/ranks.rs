@@ -170,7 +170,7 @@ impl<B: Backend> Ranks<B> {
 
     /// How a call will run: the library's plan with what the command line overrides.
     pub(super) fn plan(&self, count: usize, dtype: Dtype) -> Plan {
-        let mut plan = self.communicators[0].plan(count, dtype);
+        let mut plan = self.communicators[0].plan(count, dtype, ReduceOp::Sum);
         plan.algorithm = self.options.algorithm.unwrap_or(plan.algorithm);
         plan.blocks = self.options.blocks.unwrap_or(plan.blocks);
         plan.threads = self.options.threads.unwrap_or(plan.threads);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use signal_comm::reference::Rng;
-use signal_comm::{Algorithm, Dtype};
+use signal_comm::{Algorithm, Dtype, FastSum, ReduceOp};
 
 use super::fault::{Fault, Kind};
 
@@ -79,6 +79,7 @@ pub(super) enum Call {
 pub(super) struct AllReduce {
     pub(super) count: usize,
     pub(super) dtype: Dtype,
+    pub(super) op: ReduceOp,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) grid: Grid,
     /// Seed of the inputs.
@@ -143,7 +144,11 @@ impl Call {
         if below(rng, 10) == 0 {
             return Call::Barrier { grid };
         }
-        let dtype = pick(rng, &Dtype::ALL);
+        // Mostly what engines call for.
+        let (op, dtype) = match below(rng, 3) {
+            0 => (pick(rng, &ReduceOp::ALL), pick(rng, &Dtype::ALL)),
+            _ => (ReduceOp::Sum, pick(rng, &FastSum::ALL).dtype()),
+        };
         let most = MOST_BYTES / dtype.bytes();
         let count = match below(rng, 40) {
             0 => 0,
@@ -153,10 +158,13 @@ impl Call {
             4..12 => below(rng, 8192),
             _ => below(rng, 300),
         };
-        let algorithms = std::iter::once(None).chain(Algorithm::ALL.map(Some)).collect::<Vec<_>>();
+        let takes = |algorithm: &Algorithm| *algorithm != Algorithm::Lamport || FastSum::of(op, dtype).is_some();
+        let algorithms = Algorithm::ALL.into_iter().filter(takes).map(Some);
+        let algorithms = std::iter::once(None).chain(algorithms).collect::<Vec<_>>();
         Call::AllReduce(AllReduce {
             count,
             dtype,
+            op,
             algorithm: pick(rng, &algorithms),
             grid,
             data: rng.next_u64(),
@@ -181,9 +189,9 @@ impl Call {
     pub(super) fn describe(&self) -> String {
         match self {
             Call::Barrier { grid } => format!("barrier, {}", describe_grid(*grid)),
-            Call::AllReduce(AllReduce { count, dtype, algorithm, grid, .. }) => {
+            Call::AllReduce(AllReduce { count, dtype, op, algorithm, grid, .. }) => {
                 let algorithm = algorithm.map_or("auto", Algorithm::name);
-                format!("all-reduce of {count} {dtype}, {algorithm}, {}", describe_grid(*grid))
+                format!("all-reduce of {count} {dtype}, {op}, {algorithm}, {}", describe_grid(*grid))
             }
         }
     }
@@ -295,11 +303,13 @@ mod tests {
                 Call::Barrier { .. } => None,
             })
             .collect();
-        for dtype in Dtype::ALL {
+        for dtype in FastSum::ALL.map(FastSum::dtype) {
             for algorithm in [None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)] {
                 assert!(all.iter().any(|call| (call.dtype, call.algorithm) == (dtype, algorithm)));
             }
         }
+        assert!(Dtype::ALL.iter().all(|dtype| all.iter().any(|call| call.dtype == *dtype)));
+        assert!(ReduceOp::ALL.iter().all(|op| all.iter().any(|call| call.op == *op)));
         assert!(all.iter().any(|call| call.count == 0) && all.iter().any(|call| call.count == 1));
         assert!(all.iter().all(|call| call.count * call.dtype.bytes() <= MOST_BYTES && call.places.len() == 3));
         assert!(all.iter().any(|call| call.count * call.dtype.bytes() > MOST_BYTES - 64));

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use signal_comm::reference::Rng;
 use signal_comm::{
-    AbortHandle, ApiMisuse, Backend, CallOptions, Communicator, DeviceFamily, Dtype, Error, Result, Settings,
+    AbortHandle, ApiMisuse, Backend, CallOptions, Communicator, DeviceFamily, Dtype, E4m3, E5m2, Error, Result,
+    Settings,
 };
 
 use super::data::{Barrier, Step, Wrong, all_reduce};
@@ -137,10 +138,19 @@ impl<B: Backend> Ranks<B> {
             options.algorithm = call.algorithm;
             let (comms, streams) = (&mut self.comms[..], &self.streams[..]);
             let lanes = match call.dtype {
-                Dtype::F32 => all_reduce::<B, f32>(comms, streams, call, options)?,
                 Dtype::F16 => all_reduce::<B, f16>(comms, streams, call, options)?,
-                // What is drawn is one of these three.
-                _ => all_reduce::<B, bf16>(comms, streams, call, options)?,
+                Dtype::Bf16 => all_reduce::<B, bf16>(comms, streams, call, options)?,
+                Dtype::F64 => all_reduce::<B, f64>(comms, streams, call, options)?,
+                Dtype::I8 => all_reduce::<B, i8>(comms, streams, call, options)?,
+                Dtype::U8 => all_reduce::<B, u8>(comms, streams, call, options)?,
+                Dtype::I32 => all_reduce::<B, i32>(comms, streams, call, options)?,
+                Dtype::U32 => all_reduce::<B, u32>(comms, streams, call, options)?,
+                Dtype::I64 => all_reduce::<B, i64>(comms, streams, call, options)?,
+                Dtype::U64 => all_reduce::<B, u64>(comms, streams, call, options)?,
+                Dtype::E4m3 => all_reduce::<B, E4m3>(comms, streams, call, options)?,
+                Dtype::E5m2 => all_reduce::<B, E5m2>(comms, streams, call, options)?,
+                // F32, the one that is left.
+                _ => all_reduce::<B, f32>(comms, streams, call, options)?,
             };
             steps.iter_mut().zip(lanes).for_each(|(steps, lane)| steps.push(lane));
         }

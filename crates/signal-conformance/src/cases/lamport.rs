@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use signal_core::kernel::PeerProbeParams;
 use signal_core::reference::Rng;
 use signal_core::{
-    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, DeviceFamily, Element, Kernel, Launch,
-    ReduceOp, Result,
+    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, DeviceFamily, Element, Float, Kernel,
+    Launch, ReduceOp, Result,
 };
 
 use crate::cases::misuse::refused;
@@ -169,7 +169,7 @@ pub fn lamport_words_like_the_sentinel<B: Backend>(rig: &Rig<B>) {
 }
 
 fn words_like_the_sentinel<T: Element>() -> Vec<T> {
-    let upper = if T::DTYPE.bytes() == 4 { 0x8000_0000_u32 } else { 0x8000 };
+    let upper = if T::DTYPE.bytes() == 4 { 0x8000_0000 } else { 0x8000 };
     let halves = (0..=0x100).flat_map(|low| [T::from_bits(0), T::from_bits(upper | low)]);
     halves.chain(std::iter::repeat_n(T::from_bits(upper), 64)).collect()
 }
@@ -273,8 +273,8 @@ pub fn misuse_lamport<B: Backend>(rig: &Rig<B>) {
     elsewhere.domain = 3;
     let mut small = DeviceBuffer::<B, f32>::new(comm.device(), 10).unwrap();
     refused(comm.with(elsewhere).all_reduce_in_place(stream, &mut small, ReduceOp::Sum), ApiMisuse::LamportDomain(3));
-    assert_eq!(comm.plan(LIMIT / 4, signal_core::Dtype::F32).algorithm, Algorithm::Lamport);
-    assert_ne!(comm.plan(LIMIT / 4 + 1, signal_core::Dtype::F32).algorithm, Algorithm::Lamport);
+    assert_eq!(comm.plan(LIMIT / 4, signal_core::Dtype::F32, ReduceOp::Sum).algorithm, Algorithm::Lamport);
+    assert_ne!(comm.plan(LIMIT / 4 + 1, signal_core::Dtype::F32, ReduceOp::Sum).algorithm, Algorithm::Lamport);
     // Without a choice of its own a call takes what it can.
     let places = [Place::symmetric(), Place::local()];
     let on_domain = options(|o| o.domain = 3);

@@ -1,6 +1,6 @@
 //! Reach, and what all ranks have to agree on.
 
-use signal_core::{Backend, Dtype, Link, prove_peer};
+use signal_core::{Backend, Dtype, Link, ReduceOp, prove_peer};
 
 use crate::rig::{Rig, WORLDS};
 
@@ -23,10 +23,15 @@ pub fn plan_is_the_same_on_every_rank<B: Backend>(rig: &Rig<B>) {
         let world = rig.world(ranks);
         for dtype in Dtype::ALL {
             for count in [0, 1, 8, 1000, 32 << 10, 1 << 20, 64 << 20] {
-                let first = world.comms[0].plan(count, dtype);
+                let first = world.comms[0].plan(count, dtype, ReduceOp::Sum);
                 assert!((1..=1024).contains(&first.blocks) && first.threads >= 1, "{first:?}");
                 for comm in &world.comms {
-                    assert_eq!(comm.plan(count, dtype), first, "rank {}, {count} x {dtype}", comm.rank());
+                    assert_eq!(
+                        comm.plan(count, dtype, ReduceOp::Sum),
+                        first,
+                        "rank {}, {count} x {dtype}",
+                        comm.rank()
+                    );
                 }
             }
         }

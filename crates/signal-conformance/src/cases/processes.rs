@@ -93,7 +93,7 @@ fn lane<B: Backend, T: Element>(comm: &mut Communicator<B>, stream: &B::Stream, 
     let input = buffer(places[rank].input, symmetric_buffers(places.iter().map(|place| &place.input)));
     let output = buffer(places[rank].output, symmetric_buffers(places.iter().map(|place| &place.output)));
     let what = format!("rank {rank} of {world} processes");
-    let (options, expected) = (drawing.options_of(rank), sum(&inputs).into());
+    let (options, expected) = (drawing.options_of(rank), (ReduceOp::Sum, sum(&inputs).into()));
     Box::new(Lane::new(&what, stream, (input, output), &inputs[rank], options, &places[rank], expected))
 }
 

@@ -68,7 +68,7 @@ pub fn misuse_raw_too_large<B: Backend>(rig: &Rig<B>) {
     let mut r = Refusals::new(rig.world(2));
     let (input, output) = (r.inputs[0].address(), r.outputs[0].address());
     for dtype in Dtype::ALL {
-        for count in [usize::MAX, usize::MAX / dtype.bytes() + 1, usize::MAX / dtype.bytes()] {
+        for count in [usize::MAX, (usize::MAX / dtype.bytes()).saturating_add(1), usize::MAX / dtype.bytes()] {
             refuse(&mut r, input, output, count, dtype, &ApiMisuse::TooLarge { count, element_bytes: dtype.bytes() });
         }
     }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, Element};
+use signal_core::{Algorithm, Backend, Element, Float};
 
 use crate::compare;
 use crate::exchange::Exchange;
@@ -13,7 +13,7 @@ use crate::world::{World, options};
 /// Bit patterns of each kind of value: zeros, subnormals, the smallest and largest normals, infinities, quiet and
 /// signalling NaNs with payloads, and the words that a Lamport protocol must not send (B20 to B22).
 fn patterns<T: Element>() -> Vec<T> {
-    let bits: &[u32] = match T::DTYPE.name() {
+    let bits: &[u64] = match T::DTYPE.name() {
         "f32" => &[
             0x0000_0000,
             0x8000_0000,
@@ -51,7 +51,7 @@ fn patterns<T: Element>() -> Vec<T> {
 }
 
 /// Runs one input with each algorithm, in whatever memory. A NaN has to come out canonical, a zero positive.
-fn run<B: Backend, T: Element>(world: &mut World<B>, inputs: &[Vec<T>], rng: &mut Rng) -> Vec<T> {
+fn run<B: Backend, T: Float>(world: &mut World<B>, inputs: &[Vec<T>], rng: &mut Rng) -> Vec<T> {
     let negative_zero = T::from_f32(-0.0).to_bits();
     let mut output = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -113,7 +113,7 @@ pub fn all_reduce_special_negative_zero<B: Backend>(rig: &Rig<B>) {
 
 /// Sums that were worked out by hand: rank order, f32 in between, one rounding.
 pub fn all_reduce_special_order_and_rounding<B: Backend>(rig: &Rig<B>) {
-    fn check<B: Backend, T: Element>(rig: &Rig<B>, cases: &[(&[f32], f32)]) {
+    fn check<B: Backend, T: Float>(rig: &Rig<B>, cases: &[(&[f32], f32)]) {
         for (terms, expected) in cases {
             let mut world = rig.world(terms.len());
             let inputs: Vec<Vec<T>> = terms.iter().map(|t| vec![T::from_f32(*t); 37]).collect();

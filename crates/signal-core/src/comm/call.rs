@@ -10,7 +10,7 @@ use crate::buffer::{DeviceBuffer, Slice, SliceMut};
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::{
-    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, FLAG_ALLOW_NEXT, FLAG_STAGED,
+    Algorithm, AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, FLAG_ALLOW_NEXT, FLAG_STAGED, FastSum,
     GroupParams, Kernel, Phase,
 };
 use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
@@ -218,7 +218,7 @@ impl<'c, B: Backend> Call<'c, B> {
         op: ReduceOp,
     ) -> Result<()> {
         let Operands { input, output, count, dtype } = operands;
-        let plan = self.comm.plan_with(&self.options, count, dtype);
+        let plan = self.comm.plan_with(&self.options, count, dtype, op);
         let group = self.begin(plan.blocks, plan.threads)?;
         let bytes = operands.check()?;
         let described = Description::all_reduce(&plan, count, dtype, op);
@@ -226,7 +226,7 @@ impl<'c, B: Backend> Call<'c, B> {
             return self.check_alone(stream, described);
         }
         if plan.algorithm == Algorithm::Lamport {
-            check_lamport(bytes, group.domain)?;
+            check_lamport(bytes, group.domain, dtype, op)?;
         }
         let in_place = input == output;
         let params = AllReduceParams {
@@ -237,6 +237,7 @@ impl<'c, B: Backend> Call<'c, B> {
             packs: bytes.div_ceil(PACK_BYTES as u64),
             whole_packs: bytes / PACK_BYTES as u64,
             window_packs: window_packs(plan.algorithm, &group),
+            op: op as u32,
             ..AllReduceParams::zeroed()
         };
         let readable = symmetric.filter(|_| match plan.algorithm {
@@ -364,7 +365,10 @@ impl Operands {
 }
 
 /// Refuses what the Lamport region cannot take.
-pub(super) fn check_lamport(bytes: u64, domain: u32) -> Result<(), ApiMisuse> {
+pub(super) fn check_lamport(bytes: u64, domain: u32, dtype: Dtype, op: ReduceOp) -> Result<(), ApiMisuse> {
+    if FastSum::of(op, dtype).is_none() {
+        return Err(ApiMisuse::LamportType { op, dtype });
+    }
     if bytes > LAMPORT_SLOT_BYTES as u64 {
         return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES });
     }
@@ -380,12 +384,18 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
     let threads = u64::from(plan.blocks) * u64::from(plan.threads);
     let few_ranks = params.group.world <= Kernel::SMALL_WORLD;
     let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS.saturating_mul(threads));
+    let Some(sum) = FastSum::of(op, dtype) else {
+        return match plan.algorithm {
+            Algorithm::TwoStage => Kernel::AllReduceTwoStageAny(dtype),
+            _ => Kernel::AllReduceOneStageAny(dtype),
+        };
+    };
     match plan.algorithm {
         Algorithm::OneStage if few_ranks && few_packs && params.group.flags & !FLAG_ALLOW_NEXT == 0 => {
-            Kernel::AllReduceSmall(op, dtype)
+            Kernel::AllReduceSmall(sum)
         }
-        Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(op, dtype),
-        algorithm => Kernel::AllReduce(algorithm, op, dtype),
+        Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
+        algorithm => Kernel::AllReduce(algorithm, sum),
     }
 }
 

@@ -220,8 +220,8 @@ impl<B: Backend> Communicator<B> {
     }
 
     /// The plan of an all-reduce of `count` elements that is called without options: the same on every rank.
-    pub fn plan(&self, count: usize, dtype: Dtype) -> Plan {
-        self.plan_with(&CallOptions::default(), count, dtype)
+    pub fn plan(&self, count: usize, dtype: Dtype, op: ReduceOp) -> Plan {
+        self.plan_with(&CallOptions::default(), count, dtype, op)
     }
 
     /// The fault that this rank's kernels have reported, if any; read from host memory, without a driver call.
@@ -405,9 +405,10 @@ impl<B: Backend> Communicator<B> {
         ApiMisuse::WrongDevice { what, found: name(found), expected: name(self.device()) }.into()
     }
 
-    fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype) -> Plan {
+    fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype, op: ReduceOp) -> Plan {
         let settings = &self.settings;
-        let fits = call::check_lamport(count.saturating_mul(dtype.bytes()) as u64, options.domain).is_ok();
+        let bytes = count.saturating_mul(dtype.bytes()) as u64;
+        let fits = call::check_lamport(bytes, options.domain, dtype, op).is_ok();
         let table = plan::all_reduce(self.group.topology, count, dtype, fits);
         let setting = settings.algorithm.filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
         let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
