@@ -37,7 +37,7 @@ step doctor 60 ./signal doctor
 step suite 240 ./suite --test-threads=1 --nocapture
 step call 60 ./call
 step behind 60 ./behind
-step bounded 60 ./bounded unbounded.cubin
+step bounded 120 ./bounded unbounded.cubin
 for ranks in 2 4; do
   example=(--ranks "$ranks")
   [ "$gpus" -ge "$ranks" ] || example+=(--share-devices)

@@ -71,8 +71,17 @@ stage_example() {
   done
 }
 
+# Not the cases whose ranks are processes: it sees one process at a time.
 stage_tsan() {
-  cargo_test_tsan --target-dir target/tsan
+  cargo_test_tsan --target-dir target/tsan -- --skip processes_
+  # Kernels by another compiler.
+  local clang
+  for clang in clang++-19 clang++; do
+    have "$clang" || continue
+    CXX=$clang cargo_test_tsan --target-dir target/tsan -- barrier_probe_worlds all_reduce_matches_every lamport_sizes random_programs
+    return
+  done
+  die "no clang++"
 }
 
 # The kernels and the models of the protocol, all schedules of small cases.
@@ -90,6 +99,8 @@ stage_long() {
   SIGNAL_TIMEOUT=1 cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
   # A thousand calls behind each fault.
   SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
+  ci/mutants.sh --all
+  CXX=clang++-19 cargo_test_tsan --target-dir target/tsan -- --skip processes_
 }
 
 stage_asan() {
