@@ -91,7 +91,6 @@ stage_model() {
 
 stage_mutants() {
   ci/mutants.sh
-  ci/model.sh --mutants
 }
 
 stage_long() {
@@ -99,6 +98,7 @@ stage_long() {
   SIGNAL_TIMEOUT=1 cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
   # A thousand calls behind each fault.
   SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
+  ci/model.sh --mutants
   ci/mutants.sh --all
   CXX=clang++-19 cargo_test_tsan --target-dir target/tsan -- --skip processes_
 }
@@ -176,8 +176,8 @@ obstacle() {
   case $1 in
     fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
     clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
-    tests | quickstart | tsan | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
-    model | mutants)
+    tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    model)
       have "${CXX:-c++}" || { say "no C++ compiler" && return; }
       have spin || say "no spin" ;;
     example)
