@@ -130,6 +130,14 @@ void add_faults(List& l) {
   l.faulty("late-two-stage", Story::kLate, {two, two}, 2).exhaustive = false;
   l.faulty("late-lamport", Story::kLate, {small, small}, 2).exhaustive = false;
   l.faulty("abort-one-stage", Story::kAbort, {one, staged(one)}).exhaustive = false;
+  // More blocks than packs: the last block to arrive may have nothing to wait for.
+  l.faulty("late-lamport-blocks", Story::kLate, {lamport(4, 'f', 2, 1), lamport(4, 'f', 2, 1), lamport(4, 'f', 2, 1)}, 2).exhaustive = false;
+  Scenario& early = l.faulty("late-early", Story::kLate, {small, small, small}, 2);
+  early.early = true;
+  early.exhaustive = false;
+  // Two kernels of a rank that leave at once, of which one reports.
+  l.faulty("late-domains", Story::kLate, {staged(one), on_domain(1, staged(one))}, 2).exhaustive = false;
+  l.faulty("abort-domains", Story::kAbort, {staged(one), on_domain(1, staged(one))}).exhaustive = false;
 }
 
 void add_larger(List& l) {

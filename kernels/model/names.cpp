@@ -25,7 +25,7 @@ std::string name_of(uint64_t at) {
   const uint64_t offset = at - base_of(rank);
   if (offset >= host_control_of(0) - base_of(0) && offset < host_control_of(0) - base_of(0) + sizeof(HostControl)) {
     const uint64_t in = offset - (host_control_of(0) - base_of(0));
-    const char* const field = in == 0 ? "abort_request" : in == offsetof(HostControl, status) ? "status" : nullptr;
+    const char* const field = in == 0 ? "abort_request" : in == offsetof(HostControl, status) ? "status" : in == offsetof(HostControl, leaving) ? "leaving" : nullptr;
     if (field != nullptr) {
       snprintf(text, sizeof text, "host.%s of r%u", field, rank);
     } else {

@@ -110,7 +110,8 @@ void feed(const void* given) {
   }
   // Results of a call that reported a fault, and of those behind it, are unspecified; and peers may still read its input, if they
   // read any.
-  const bool faulty = peek(host_control_of(p.rank) + offsetof(HostControl, status), 4) != 0;
+  const bool faulty = peek(host_control_of(p.rank) + offsetof(HostControl, status), 4) != 0 ||
+                      peek(host_control_of(p.rank) + offsetof(HostControl, leaving), 4) != 0;
   bool read_by_peers = false;
   for (const Call& c : now->calls) read_by_peers |= is_reduction(c) && is_readable(c);
   if (faulty && read_by_peers) return;

@@ -22,7 +22,7 @@ struct DescriptionWord {
 SIGNAL_COLD void report_mismatch(const CheckParams& p, uint32_t peer, uint64_t first, uint64_t second) {
   const GroupParams& g = p.group;
   const Member m(g, kOpCheck);
-  if (!platform::claim(m.claim_word())) return;
+  if (!claim_report(m)) return;
   FaultRecord& record = m.host()->record;
   const uint64_t own[2] = {p.description[0], p.description[1]};
   const uint64_t theirs[2] = {first, second};

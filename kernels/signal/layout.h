@@ -80,11 +80,12 @@ struct FaultRecord {
 struct HostControl {
   uint64_t abort_request;  // written by the host
   uint32_t status;         // a Status, written last, with release
-  uint32_t reserved;
+  uint32_t leaving;        // 1: a kernel has left of which another one's record tells
   FaultRecord record;
 };
 
 static_assert(offsetof(HostControl, status) == 8, "layout");
+static_assert(offsetof(HostControl, leaving) == 12, "layout");
 static_assert(offsetof(HostControl, record) == 16, "layout");
 static_assert(sizeof(FaultRecord) == 96, "layout");
 static_assert(sizeof(HostControl) == 112, "layout");

@@ -136,6 +136,17 @@ SIGNAL_DEVICE void publish_fault(const Member& m, uint32_t phase, uint64_t word,
   platform::signal_release(&host->status, status);
 }
 
+// Whether the calling thread is the one that reports. If not, whoever does may still be about it, in a kernel of another domain, when
+// this one has ended: so the host is told here that a record will come, before it takes what this kernel left for complete.
+SIGNAL_DEVICE bool claim_report(const Member& m) {
+  if (platform::claim(m.claim_word())) return true;
+#ifndef SIGNAL_MUTANT_LEAVES_WITHOUT_A_WORD
+  // Relaxed: the host looks behind the end of the kernel, which orders it.
+  platform::store_relaxed(&m.host()->leaving, 1u);
+#endif
+  return false;
+}
+
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
 // that its other blocks leave and its later kernels return at once, and at last at the peers.
 //
@@ -143,7 +154,7 @@ SIGNAL_DEVICE void publish_fault(const Member& m, uint32_t phase, uint64_t word,
 template <class Look>
 SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, Look look) {
   const GroupParams& g = m.group;
-  if (!platform::claim(m.claim_word())) return;
+  if (!claim_report(m)) return;
   HostControl* const host = m.host();
   FaultRecord& record = host->record;
 

@@ -158,8 +158,8 @@ pub struct HostControl {
     pub abort_request: u64,
     /// A [`FaultStatus`]; written last, with release, by the block that holds [`Control::claim`].
     pub status: u32,
-    /// Kept zero.
-    pub reserved: u32,
+    /// Not 0 once a kernel has left whose fault another one's record tells, which may still be on its way.
+    pub leaving: u32,
     /// What happened; valid once `status` is non-zero.
     pub record: FaultRecord,
 }
@@ -193,6 +193,7 @@ pub const HOST_CONTROL_BYTES: usize = size_of::<HostControl>();
 
 const _: () = {
     assert!(offset_of!(HostControl, status) == 8);
+    assert!(offset_of!(HostControl, leaving) == 12);
     assert!(offset_of!(HostControl, record) == 16);
     assert!(size_of::<FaultRecord>() == 96);
     assert!(HOST_CONTROL_BYTES == 112);

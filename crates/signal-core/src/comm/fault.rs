@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 
@@ -77,8 +77,20 @@ impl<B: Backend> HostBlock<B> {
     /// The fault that `rank`'s kernels have reported, if any.
     pub(crate) fn fault(&self, rank: usize, deadline: Duration) -> Result<Option<Error>> {
         // Acquire: pairs with the kernel's release of the status, behind which the record is complete.
-        let status = self.word32(offset_of!(HostControl, status))?.load(Ordering::Acquire);
-        if status == FaultStatus::Running as u32 {
+        let status = || -> Result<u32> { Ok(self.word32(offset_of!(HostControl, status))?.load(Ordering::Acquire)) };
+        // Relaxed: whoever asks about a kernel asks behind its end.
+        let leaving = self.word32(offset_of!(HostControl, leaving))?.load(Ordering::Relaxed) != 0;
+        let mut found = status()?;
+        let began = Instant::now();
+        while leaving && found == FaultStatus::Running as u32 {
+            // A kernel has left its call undone, and one of another domain, which is still running, is writing why.
+            if began.elapsed() > deadline {
+                return Ok(Some(Error::Aborted { rank, by: rank }));
+            }
+            std::thread::yield_now();
+            found = status()?;
+        }
+        if found == FaultStatus::Running as u32 {
             return Ok(None);
         }
         let mut record = FaultRecord::zeroed();
@@ -87,7 +99,7 @@ impl<B: Backend> HostBlock<B> {
             *word = self.word32(offset_of!(HostControl, record) + 4 * i)?.load(Ordering::Relaxed);
         }
         let abort = AbortWord(record.abort);
-        if status == FaultStatus::Mismatch as u32 {
+        if found == FaultStatus::Mismatch as u32 {
             let other = abort.missing().trailing_zeros() as usize;
             let [ours, theirs] = [record.expected, record.seen].map(|words| Description::from_words(words).to_string());
             return Ok(Some(Error::RankMismatch { rank, ours, other, theirs }));
