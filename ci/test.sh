@@ -71,9 +71,15 @@ stage_example() {
   done
 }
 
-# Not the cases whose ranks are processes: it sees one process at a time.
+# Not the cases whose ranks are processes: it sees one process at a time. Nor, but under --full, those that take long and whose
+# kernels others run too.
 stage_tsan() {
-  cargo_test_tsan --target-dir target/tsan -- --skip processes_
+  local skipped=() name
+  for name in processes_ recover_after recover_with_a_late timeout_in_wide default_plan same_bits on_every_domain \
+    matches_windows special_order; do
+    skipped+=(--skip "$name")
+  done
+  cargo_test_tsan --target-dir target/tsan -- "${skipped[@]}"
   # Kernels by another compiler.
   local clang
   for clang in clang++-19 clang++; do
