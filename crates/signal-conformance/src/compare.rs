@@ -34,20 +34,15 @@ fn report<T: Element>(what: &str, found: &[T], expected: &[T], same: impl Fn(T, 
     panic!("{what}: {} of {} elements are wrong: {}", wrong.len(), found.len(), first.join("; "));
 }
 
-/// Runs a block for each element type, under the name given.
+/// Runs a block for each of the given types, under the name given; without, for those that have sums of their own.
 macro_rules! for_dtypes {
-    ($T:ident => $body:expr) => {{
+    ($T:ident => $body:expr) => {
+        for_dtypes!($T => $body; f32 f16 bf16)
+    };
+    ($T:ident => $body:expr; $($Type:ty)+) => {{$(
         {
-            type $T = f32;
+            type $T = $Type;
             $body
         }
-        {
-            type $T = f16;
-            $body
-        }
-        {
-            type $T = bf16;
-            $body
-        }
-    }};
+    )+}};
 }

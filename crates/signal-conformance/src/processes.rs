@@ -1,7 +1,6 @@
 //! Cases whose ranks are processes: a test starts its own executable once for each rank, and each copy, which runs the same test,
 //! finds its part in the environment.
 
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -67,7 +66,7 @@ pub fn run_processes<B: Backend>(
             let words: Vec<&str> = text.split(' ').collect();
             let [rank, world, scenario, ids @ ..] = words.as_slice() else { panic!("{VARIABLE}={text}") };
             let (rank, world, scenario) = (rank.parse().unwrap(), world.parse().unwrap(), (*scenario).to_owned());
-            let ids = [0, 1].map(|at| Id::from_bytes(&unhex(ids[at])).unwrap());
+            let ids = [0, 1].map(|at| Id::from_hex(ids[at]).unwrap());
             (case.member)(&Member { rig, rank, world, scenario, ids });
         }
     });
@@ -76,7 +75,7 @@ pub fn run_processes<B: Backend>(
 impl<B: Backend> Director<'_, B> {
     /// Starts `world` copies.
     pub(crate) fn start(&self, world: usize, scenario: &str) -> Vec<Copy> {
-        let ids: Vec<String> = (0..2).map(|_| hex(Id::new().unwrap().as_bytes())).collect();
+        let ids: Vec<String> = (0..2).map(|_| Id::new().unwrap().to_hex()).collect();
         let start = |rank| {
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", self.test, "--nocapture", "--test-threads=1"])
@@ -199,15 +198,4 @@ fn read(from: impl std::io::Read + Send + 'static, lines: Arc<Mutex<Vec<String>>
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-fn unhex(text: &str) -> [u8; Id::BYTES] {
-    std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
 }

@@ -1,7 +1,6 @@
 //! Which ranks this process is, and how it meets the others.
 
 use std::env;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use signal_comm::layout::MAX_GPUS;
@@ -92,17 +91,12 @@ impl Seat {
 
 /// The value of the variable that makes a process `rank` of the group with this id.
 pub(super) fn variable(rank: usize, id: &Id) -> String {
-    id.as_bytes().iter().fold(format!("{rank}:"), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("{rank}:{}", id.to_hex())
 }
 
 fn parse(value: &str) -> Option<(usize, Id)> {
     let (rank, digits) = value.split_once(':')?;
-    let byte = |at| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Vec<u8> = (0..digits.len() / 2).map(byte).collect::<Option<_>>()?;
-    let id = Id::from_bytes(bytes.as_slice().try_into().ok()?).ok()?;
+    let id = Id::from_hex(digits).ok()?;
     rank.parse().ok().filter(|rank| *rank < MAX_GPUS).map(|rank| (rank, id))
 }
 

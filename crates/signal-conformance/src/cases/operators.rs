@@ -13,14 +13,8 @@ use crate::world::{World, options};
 /// Runs a block for each element type.
 macro_rules! for_every_dtype {
     ($T:ident => $body:expr) => {
-        for_every_dtype!($T => $body; f32 f16 bf16 f64 i8 u8 i32 u32 i64 u64 E4m3 E5m2)
+        for_dtypes!($T => $body; f32 f16 bf16 f64 i8 u8 i32 u32 i64 u64 E4m3 E5m2)
     };
-    ($T:ident => $body:expr; $($Type:ty)+) => {{$(
-        {
-            type $T = $Type;
-            $body
-        }
-    )+}};
 }
 
 /// Inputs of one call.

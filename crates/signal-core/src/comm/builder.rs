@@ -49,10 +49,7 @@ impl<B: Backend> Builder<B> {
     /// # Errors
     /// As [`all_local_with`](Self::all_local_with), and bad `SIGNAL_*` variables.
     pub fn all_local(&self, devices: &[B::Device]) -> Result<Vec<Communicator<B>>> {
-        let settings = match &self.settings {
-            Some(settings) => settings.clone(),
-            None => Settings::from_env()?,
-        };
+        let settings = self.effective_settings()?;
         let ranks: Vec<_> = devices.iter().map(|device| (device.clone(), settings.clone())).collect();
         self.all_local_with(&ranks)
     }
@@ -68,8 +65,8 @@ impl<B: Backend> Builder<B> {
         for (_, settings) in ranks {
             settings.validate()?;
         }
-        self.check_sharing(ranks)?;
         let devices: Vec<_> = ranks.iter().map(|(device, _)| device.clone()).collect();
+        check_sharing(&devices, self.share_devices, |device| B::describe(device).label())?;
         B::check_local_group(&devices)?;
         let modules = ranks.iter().map(|(device, _)| B::load(device)).collect::<Result<Vec<_>>>()?;
         let agreements = ranks.iter().zip(&modules).map(|((_, s), m)| agreement::<B>(s, m).into_iter().unzip());
@@ -123,25 +120,22 @@ impl<B: Backend> Builder<B> {
     /// [`Error::Rendezvous`] with the ranks that did not come, that failed and why, or that differ and in what;
     /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason; [`Error::Image`], and errors of the driver.
     pub fn connect(&self, device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Communicator<B>> {
-        let settings = match &self.settings {
-            Some(settings) => Ok(settings.clone()),
-            None => Settings::from_env(),
-        };
-        process::connect(device, settings, self.share_devices, Box::new(rendezvous))
+        process::connect(device, self.effective_settings(), self.share_devices, Box::new(rendezvous))
     }
 
-    fn check_sharing(&self, ranks: &[(B::Device, Settings)]) -> Result<()> {
-        if self.share_devices {
-            return Ok(());
-        }
-        for (second, (device, _)) in ranks.iter().enumerate() {
-            if let Some(first) = ranks[..second].iter().position(|(other, _)| other == device) {
-                let device = B::describe(device).label();
-                return Err(ApiMisuse::SharedDevice { first, second, device }.into());
-            }
-        }
-        Ok(())
+    fn effective_settings(&self) -> Result<Settings> {
+        self.settings.clone().map_or_else(Settings::from_env, Ok)
     }
+}
+
+/// Refuses a device that stands for several ranks, unless `share` allows it. `name` is for the message.
+pub(super) fn check_sharing<D: PartialEq>(devices: &[D], share: bool, name: impl Fn(&D) -> String) -> Result<()> {
+    for (second, device) in devices.iter().enumerate().filter(|_| !share) {
+        if let Some(first) = devices[..second].iter().position(|other| other == device) {
+            return Err(ApiMisuse::SharedDevice { first, second, device: name(device) }.into());
+        }
+    }
+    Ok(())
 }
 
 /// Everything that ranks must share, by name (P4).

@@ -19,7 +19,7 @@ use crate::rendezvous::{Rendezvous, fds};
 use crate::settings::Settings;
 use crate::signal::{check_rank, check_world};
 
-use super::builder::{agreement, compare, rooms};
+use super::builder::{agreement, check_sharing, compare, rooms};
 use super::group::{BlockBudget, Group, Ranks, lock};
 use super::{Communicator, Own};
 
@@ -255,7 +255,7 @@ pub(super) fn connect<B: Backend>(
     let agreements: Vec<_> = hellos.iter().map(|hello| hello.agreement.clone()).collect();
     compare(&names, &agreements)?;
     let devices: Vec<&str> = hellos.iter().map(|hello| hello.device.as_str()).collect();
-    check_sharing(&devices, share_devices)?;
+    check_sharing(&devices, share_devices, |device| (*device).to_owned())?;
 
     // From here on ranks wait for each other's results, whatever they are.
     let max_threads = hellos.iter().map(|hello| hello.max_block_threads).min().unwrap_or(1);
@@ -328,15 +328,6 @@ fn peer_error<B: Backend>(from: &B::Device, to: &str, why: String) -> Error {
 /// Of the pattern that one rank writes into another's memory.
 fn seed(from: usize, to: usize) -> u32 {
     0x5eed_0100 + (from * MAX_GPUS + to) as u32
-}
-
-fn check_sharing(devices: &[&str], share: bool) -> Result<()> {
-    for (second, device) in devices.iter().enumerate().filter(|_| !share) {
-        if let Some(first) = devices[..second].iter().position(|other| other == device) {
-            return Err(ApiMisuse::SharedDevice { first, second, device: (*device).to_owned() }.into());
-        }
-    }
-    Ok(())
 }
 
 /// The identity of the running system: ranks on two machines have no memory to share.

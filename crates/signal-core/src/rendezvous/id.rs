@@ -74,6 +74,27 @@ impl Id {
         Ok(id)
     }
 
+    /// The bytes as 256 hexadecimal digits, for an environment or a file. Whoever reads them can join the group.
+    pub fn to_hex(&self) -> String {
+        hex(&self.0)
+    }
+
+    /// An id from what [`to_hex`](Self::to_hex) gave.
+    ///
+    /// # Errors
+    /// As [`from_bytes`](Self::from_bytes).
+    pub fn from_hex(text: &str) -> Result<Self> {
+        let not = || Rendezvous::NotAnId("it is not 256 hexadecimal digits");
+        if text.len() != 2 * Self::BYTES || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(not().into());
+        }
+        let mut bytes = [0; Self::BYTES];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).map_err(|_| not())?;
+        }
+        Self::from_bytes(&bytes)
+    }
+
     /// The name at which ranks meet.
     pub(super) fn name(&self) -> &str {
         // Both constructors have written digits there.
@@ -106,6 +127,12 @@ mod tests {
     fn an_id_survives_its_bytes() {
         let id = Id::new().unwrap();
         assert_eq!(Id::from_bytes(id.as_bytes()), Ok(id));
+        let text = id.to_hex();
+        assert_eq!(Id::from_hex(&text), Ok(id));
+        for wrong in ["", &text[1..], &text[2..], &format!("{text}0"), &format!("+{}", &text[1..]), &"é".repeat(128)] {
+            let expected = Rendezvous::NotAnId("it is not 256 hexadecimal digits");
+            assert_eq!(Id::from_hex(wrong), Err(Error::Rendezvous(expected)), "{wrong}");
+        }
         assert_ne!(Id::new().unwrap(), id);
         assert_eq!(size_of::<Id>(), 128);
     }

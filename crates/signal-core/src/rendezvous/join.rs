@@ -45,6 +45,22 @@ enum Outcome {
     Ends(Verdict),
 }
 
+/// `rank`'s way into a group of `world`. Rank 0 listens at what `claim` gives, where the others `reach` it.
+pub(super) fn form(
+    claim: impl FnOnce() -> Result<OwnedFd>,
+    admit: impl Fn(&OwnedFd) -> bool,
+    reach: impl FnMut(Deadline) -> Result<Option<OwnedFd>>,
+    secret: &Secret,
+    (rank, world): (usize, usize),
+    deadline: Deadline,
+) -> Result<Star> {
+    match rank {
+        0 if world == 1 => Ok(Star::new(0, 1, Links::Hub(vec![None]))),
+        0 => lead(claim()?, admit, secret, world, deadline),
+        _ => follow(reach, secret, rank, world, deadline),
+    }
+}
+
 /// Rank 0 of a group of `world`: takes ranks from `listener` until all are there. `admit` prepares an accepted socket or
 /// turns it away.
 pub(super) fn lead(

@@ -14,9 +14,9 @@ use crate::error::{ApiMisuse, Error, Rendezvous as Reason, Result};
 use crate::signal::{check_rank, check_world};
 
 use super::conn::{Deadline, wait};
-use super::join::{follow, lead};
+use super::join::{form, lead};
 use super::secret::Secret;
-use super::star::{Links, Star};
+use super::star::Star;
 use super::{Rendezvous, pause};
 
 /// Ranks that meet at an address of rank 0's.
@@ -42,13 +42,9 @@ impl TcpRendezvous {
     pub fn new(address: &str, secret: &[u8], rank: usize, world: usize, patience: Duration) -> Result<Self> {
         Self::check(secret, rank, world)?;
         let deadline = Deadline::new(patience);
-        let star = if world == 1 {
-            Star::new(0, 1, Links::Hub(vec![None]))
-        } else if rank == 0 {
-            lead(claim(address, deadline)?, admit, &Secret::new(secret), world, deadline)?
-        } else {
-            follow(|deadline| reach(address, rank, deadline), &Secret::new(secret), rank, world, deadline)?
-        };
+        let claim = || claim(address, deadline);
+        let reach = |deadline| reach(address, rank, deadline);
+        let star = form(claim, admit, reach, &Secret::new(secret), (rank, world), deadline)?;
         Ok(TcpRendezvous { star })
     }
 

@@ -12,9 +12,9 @@ use crate::signal::{check_rank, check_world};
 
 use super::conn::Deadline;
 use super::id::Id;
-use super::join::{follow, lead};
+use super::join::form;
 use super::secret::{Secret, digest, hex};
-use super::star::{Links, Star};
+use super::star::Star;
 use super::{Rendezvous, pause};
 
 /// Ranks of one machine that meet at a name.
@@ -57,14 +57,9 @@ impl UnixRendezvous {
         check_rank(rank, world)?;
         let deadline = Deadline::new(patience);
         let name = format!("signal-comm/{name}");
-        let star = if world == 1 {
-            Star::new(0, 1, Links::Hub(vec![None]))
-        } else if rank == 0 {
-            let listener = claim(&name, rank, deadline)?;
-            lead(listener, is_own_user, secret, world, deadline)?
-        } else {
-            follow(|_| reach(&name, rank), secret, rank, world, deadline)?
-        };
+        let claim = || claim(&name, rank, deadline);
+        let reach = |_| reach(&name, rank);
+        let star = form(claim, is_own_user, reach, secret, (rank, world), deadline)?;
         Ok(UnixRendezvous { star })
     }
 }
