@@ -8,7 +8,7 @@
 #include <time.h>
 
 #define SIGNAL_DEVICE inline
-#define SIGNAL_COLD inline
+#define SIGNAL_COLD __attribute__((noinline)) inline
 #define SIGNAL_INLINE // of lambdas
 #define SIGNAL_UNROLL _Pragma("GCC unroll 8")
 #define SIGNAL_NO_UNROLL

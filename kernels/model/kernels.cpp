@@ -11,6 +11,7 @@
 
 #include "../signal/all_reduce.h"
 #include "../signal/check.h"
+#include "../signal/exchange.h"
 #include "../signal/lamport.h"
 #include "../signal/probe.h"
 

@@ -222,7 +222,10 @@ void launch_call(uint32_t rank, uint32_t number) {
     }
     case Kind::kCheck: {
       const bool other = now->story == Story::kMismatch && rank == now->world - 1;
-      const CheckParams p{group, {1, other ? 3u : 2u}};
+      CheckParams p{};
+      p.group = group;
+      for (auto& words : p.description) words[0] = 1, words[1] = other ? 3 : 2;
+      p.partners = (1u << now->world) - 1;
       return start("check", &p, sizeof p);
     }
     default: break;
@@ -235,7 +238,7 @@ void launch_call(uint32_t rank, uint32_t number) {
   p.group = group;
   p.input = input_at(rank, c.domain);
   p.output = c.in_place ? p.input : output_at(rank, c.domain);
-  p.count = c.count;
+  p.bytes = bytes;
   p.packs = (bytes + kPackBytes - 1) / kPackBytes;
   p.whole_packs = bytes / kPackBytes;
   p.window_packs = group.scratch_bytes / kPackBytes;

@@ -17,9 +17,11 @@ struct BlockShared {
   uint64_t source[kMaxGpus];  // where each rank's published data lies, as this device sees it; kNobody: it did not come
 };
 
-// Addresses are below it. A barrier without places sends it too, so that a peer that expects a place, because it makes another
+// Places are below it. A barrier without places sends it too, so that a peer that expects a place, because it makes another
 // call, finds none.
 constexpr uint64_t kNobody = uint64_t(1) << 62;
+// With kNobody: the peer came, with another call.
+constexpr uint64_t kOther = uint64_t(1) << 61;
 
 // What one block of this rank shares with the same block of one peer.
 struct Pair {
@@ -128,12 +130,18 @@ SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_
   platform::end_thread();
 }
 
-// A start barrier behind which some rank has no place: it gave up, which has been reported, or makes a call without one.
+// A start barrier behind which some rank has no place: it gave up, which has been reported, or makes a call without one, or
+// one of other sizes.
 template <class Kind>
 SIGNAL_COLD void report_incomplete(const GroupParams& g, uint32_t operation, const BlockShared& shared) {
   if (platform::thread_id() != 0) return;
-  uint32_t late = 0;
-  for (uint32_t r = 0; r < g.world; r++) late |= r != g.rank && (shared.source[r] & kNobody) != 0 ? 1u << r : 0;
+  uint32_t late = 0, other = 0;
+  for (uint32_t r = 0; r < g.world; r++) {
+    if (r == g.rank || (shared.source[r] & kNobody) == 0) continue;
+    late |= 1u << r;
+    other |= (shared.source[r] & kOther) != 0 ? 1u << r : 0;
+  }
+  if (other != 0) return report_other(g, operation, other);
   if (late != 0) report_absent<Kind>(g, operation, kPhaseStart, late);
 }
 
@@ -154,7 +162,11 @@ struct NoMessage {
   SIGNAL_DEVICE uint64_t to(uint32_t) const { return kNobody; }
   SIGNAL_DEVICE uint64_t to_first() const { return kNobody; }
   SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
+  SIGNAL_DEVICE uint64_t place(uint32_t, uint64_t data) const { return data; }
 };
+
+// With a place in the scratch of whoever sends it, from the start of the domain's share.
+constexpr uint64_t kStaged = uint64_t(1) << 63;
 
 // Where the peers find this rank's input: its address there, or that it is staged. Behind the barrier shared.source tells
 // where each rank's lies.
@@ -171,17 +183,32 @@ struct InputPlace {
   }
 
   static constexpr bool kHasPlace = true;
-  static constexpr uint64_t kStaged = uint64_t(1) << 63;
 
   // To this rank itself: where it reads its input, staged or not.
   SIGNAL_DEVICE uint64_t to(uint32_t peer) const { return staged && peer != group.rank ? kStaged : view[peer] + offset; }
   SIGNAL_DEVICE uint64_t to_first() const { return first; }
   SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
+  // Where that is which a peer has sent.
+  SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
+    return is_staged(data) ? group.base[peer] + group.scratch_offset : data;
+  }
 };
 
 // Which barrier of its kernel it is. The first heeds the abort word before it signals anything: a signal sent after a fault
 // could be taken for another barrier's. Behind the last nothing is left to agree on, and a thread may leave by itself.
 enum class Turn { kFirst, kBetween, kLast };
+
+// With whom a block of this rank meets: all ranks...
+struct Everyone {
+  SIGNAL_DEVICE static constexpr bool has(uint32_t) { return true; }
+};
+
+// ...or those alone with whom it has business, and who have it with it: bit r for rank r.
+struct Partners {
+  uint32_t mask = 0;
+
+  SIGNAL_DEVICE bool has(uint32_t peer) const { return (mask >> peer & 1) != 0; }
+};
 
 // All barriers of one kind in a kernel.
 //
@@ -189,10 +216,11 @@ enum class Turn { kFirst, kBetween, kLast };
 // earlier work, its counter together with the abort word. On a GPU a block has at least as many threads as there are ranks, so
 // that a thread has one peer at most: a loop over peers costs 0.35 us on an H200, even if it never goes around again. On the
 // host one thread may stand for all.
-template <class Kind>
+template <class Kind, class Who = Everyone>
 struct Barriers {
   const Member& m;
   BlockShared& shared;
+  Who who = {};
   bool always_ordered;  // all barriers release and acquire, whatever each asks for
   Pair first = {};
 
@@ -245,13 +273,15 @@ struct Barriers {
     if (Message::kHasPlace || turn == Turn::kFirst) {
       // This rank's own place, and a first mark for the others.
       for_each_rank([&](uint32_t rank) {
-        shared.source[rank] = stop ? kNobody : !Message::kHasPlace ? 0 : rank == thread ? to_first : message.to(rank);
+        const bool place = Message::kHasPlace && (rank == own || who.has(rank));
+        shared.source[rank] = stop ? kNobody : !place ? 0 : rank == thread ? to_first : message.to(rank);
       });
     }
     // First all stores, then all waits: a wave has no independent progress on AMD, and one thread may stand for all.
     if (!stop) {
       for_each_rank([&](uint32_t peer) {
         if (peer != own) {
+          if (!who.has(peer)) return;
           Pair pair = with(peer);
           pair.count += 1;
           Kind::send(pair, peer == thread ? to_first : message.to(peer), strong);
@@ -262,10 +292,10 @@ struct Barriers {
           m.count_call();
         }
       });
-      first.count += 1;
+      if (who.has(thread % kMaxGpus)) first.count += 1;
       bool patient = true;
       for_each_rank([&](uint32_t peer) {
-        if (peer == own) return;
+        if (peer == own || !who.has(peer)) return;
         const Pair pair = with(peer);
         // Nothing but the polls: a wait that succeeds soon has no jump over anything else in its way.
         typename Kind::Word found;
@@ -292,7 +322,7 @@ struct Barriers {
 #ifdef SIGNAL_MUTANT_SELF_COUNTER_BUMPED_LATE
         platform::store_relaxed(pair.counter, pair.count);
 #endif
-        if (Message::kHasPlace) shared.source[peer] = staged ? m.group.base[peer] + m.group.scratch_offset : data;
+        if (Message::kHasPlace) shared.source[peer] = message.place(peer, data);
       });
     } else if (thread < m.group.world) {
       report_absent<Kind>(m.group, m.operation, phase, 0);
@@ -308,7 +338,8 @@ struct Barriers {
   }
 
   // A start barrier over symmetric or staged input. Behind it the caller must ask for `complete`.
-  SIGNAL_DEVICE void publish(const InputPlace& place, bool ordered, Turn turn) {
+  template <class Place>
+  SIGNAL_DEVICE void publish(const Place& place, bool ordered, Turn turn) {
     run(kPhaseStart, ordered, turn, place);
 #ifndef SIGNAL_MUTANT_NO_BLOCK_BARRIER_BEHIND_PLACES
     platform::block_sync();
@@ -328,8 +359,8 @@ struct Barriers {
 };
 
 // Where a kernel touches memory for the first time.
-template <class... Kinds>
-SIGNAL_DEVICE void begin(Member& m, Barriers<Kinds>&... barriers) {
+template <class... Barriers>
+SIGNAL_DEVICE void begin(Member& m, Barriers&... barriers) {
   begin_call(m.group);
   m.read();
   (barriers.read(), ...);

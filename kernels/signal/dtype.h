@@ -1,17 +1,12 @@
-// Element types: how memory becomes summands and how finished results become memory again.
+// Element types: how packs become summands and how finished results become packs again.
 //
 // Sums of f32, f16 and bf16, which engines call for by far the most, have kernels of their own, in which two elements of 16 bits
-// are rounded at once and each world size has its code. All other types and operators share one kernel for each type (Any).
+// are rounded at once and each world size has its code. All other types and operators share one kernel (Any).
 #pragma once
 
-#include "params.h"
+#include "memory.h"
 
 namespace signal_comm {
-
-// The unit in which data moves.
-struct alignas(16) Pack {
-  uint32_t word[4];
-};
 
 SIGNAL_DEVICE bool is_nan(float x) { return x != x; }
 
@@ -27,10 +22,8 @@ template <class T>
 struct Sum;
 
 struct F32 {
-  static constexpr bool kSpecialised = true;
-  static constexpr uint32_t kBytes = 4;
+  static constexpr bool kIsAny = false;
   static constexpr uint32_t kPerWord = 1;
-  using Bits = uint32_t;
   using Fold = Sum<F32>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[1]) { to[0] = platform::as_float(word); }
@@ -40,10 +33,8 @@ struct F32 {
 };
 
 struct F16 {
-  static constexpr bool kSpecialised = true;
-  static constexpr uint32_t kBytes = 2;
+  static constexpr bool kIsAny = false;
   static constexpr uint32_t kPerWord = 2;
-  using Bits = uint16_t;
   using Fold = Sum<F16>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[2]) {
@@ -56,10 +47,8 @@ struct F16 {
 };
 
 struct Bf16 {
-  static constexpr bool kSpecialised = true;
-  static constexpr uint32_t kBytes = 2;
+  static constexpr bool kIsAny = false;
   static constexpr uint32_t kPerWord = 2;
-  using Bits = uint16_t;
   using Fold = Sum<Bf16>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[2]) {
@@ -94,29 +83,6 @@ struct Sum {
     return pack;
   }
 };
-
-// Element `e` of a pack, as bits.
-template <class Bits>
-SIGNAL_DEVICE Bits element_of(const Pack& pack, uint32_t e) {
-  if constexpr (sizeof(Bits) == 8) {
-    return uint64_t(pack.word[2 * e + 1]) << 32 | pack.word[2 * e];
-  } else {
-    constexpr uint32_t kPerWord = 4 / sizeof(Bits);
-    return Bits(pack.word[e / kPerWord] >> (e % kPerWord * 8 * sizeof(Bits)));
-  }
-}
-
-// Sets element `e` of a pack in which it is 0.
-template <class Bits>
-SIGNAL_DEVICE void set_element(Pack& pack, uint32_t e, Bits bits) {
-  if constexpr (sizeof(Bits) == 8) {
-    pack.word[2 * e] = uint32_t(bits);
-    pack.word[2 * e + 1] = uint32_t(bits >> 32);
-  } else {
-    constexpr uint32_t kPerWord = 4 / sizeof(Bits);
-    pack.word[e / kPerWord] |= uint32_t(bits) << (e % kPerWord * 8 * sizeof(Bits));
-  }
-}
 
 // The types as Any has them: what an element's bits are worth (`Value`), and the bits of a result. A -0.0 that comes in counts as
 // +0.0 for every operator. Numbers of the integers are added and multiplied as `Wrapping`.
@@ -258,12 +224,34 @@ struct AnyFold {
   }
 };
 
+// One of the types of Any, as the reduction has it.
 template <class T>
-struct Any {
-  static constexpr bool kSpecialised = false;
-  static constexpr uint32_t kBytes = sizeof(typename T::Bits);
-  using Bits = typename T::Bits;
+struct AnyOf {
   using Fold = AnyFold<T>;
 };
+
+// Stands for the type and the operator that the call names: for kernels that take all of them.
+struct Any {
+  static constexpr bool kIsAny = true;
+};
+
+// Calls `act` with the type that the call names.
+template <class Act>
+SIGNAL_DEVICE void with_type(uint32_t dtype, Act act) {
+  switch (dtype) {
+    case kDtypeF32: return act(AnyOf<AnyF32>{});
+    case kDtypeF16: return act(AnyOf<AnyF16>{});
+    case kDtypeBf16: return act(AnyOf<AnyBf16>{});
+    case kDtypeF64: return act(AnyOf<AnyF64>{});
+    case kDtypeI8: return act(AnyOf<AnyI8>{});
+    case kDtypeU8: return act(AnyOf<AnyU8>{});
+    case kDtypeI32: return act(AnyOf<AnyI32>{});
+    case kDtypeU32: return act(AnyOf<AnyU32>{});
+    case kDtypeI64: return act(AnyOf<AnyI64>{});
+    case kDtypeU64: return act(AnyOf<AnyU64>{});
+    case kDtypeE4m3: return act(AnyOf<AnyE4m3>{});
+    default: return act(AnyOf<AnyE5m2>{});
+  }
+}
 
 }  // namespace signal_comm

@@ -8,7 +8,6 @@
 // left this rank after the kernel that cleared the place had ended. So every rank hears from every peer in every call.
 #pragma once
 
-#include "memory.h"
 #include "wait.h"
 #include "world.h"
 
@@ -186,9 +185,10 @@ struct Mail {
   }
 };
 
+template <class T>
 SIGNAL_DEVICE uint32_t left_to_clear(const AllReduceParams& p) {
 #ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
-  return uint32_t(p.count);
+  return uint32_t(p.packs) * 4 * T::kPerWord;
 #endif
   return p.packs < kMostLeftToClear ? uint32_t(p.packs) : kMostLeftToClear;
 }
@@ -201,18 +201,18 @@ SIGNAL_COLD void lamport_finish(const AllReduceParams& p, flag_t flag, uint32_t 
   mail.use(flag % kGenerations);
   const uint32_t step = Stride().step;
   for (; i < uint32_t(p.packs); i += step) {
-    const Pack own = load_any<T, From::kOwn>(p.input, i, p.count);
+    const Pack own = load_any<From::kOwn>(p.input, i, p.bytes);
     const uint64_t bytes = uint64_t(i) * kPackBytes;
     Pack packs[N];
     if (!mail.look(bytes, own, packs)) {
       if (!wait_for_packs(p.group, flag, i, arrived_before)) return;
       mail.look(bytes, own, packs);
     }
-    store_any<T>(p.output, i, p.count, mail.sum(packs));
+    store_any(p.output, i, p.bytes, mail.sum(packs));
     if (i >= kMostLeftToClear) mail.clear(bytes);
   }
   test_delay(Member(p.group, kOpAllReduceLamport), kPhaseExchange);
-  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear(p));
+  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear<T>(p));
 }
 
 // A call. kWhole: all packs are whole, and aligned on this rank; else they are moved element by element where need be.
@@ -230,7 +230,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
   Member m(p.group, kOpAllReduceLamport);
   // The pack of this rank's input that lies `bytes` behind the thread's first.
   const auto load_own = [&](uint32_t i, uint64_t bytes) SIGNAL_INLINE {
-    if constexpr (!kWhole) return load_any<T, From::kOwn>(p.input, i, p.count);
+    if constexpr (!kWhole) return load_any<From::kOwn>(p.input, i, p.bytes);
     return platform::load_pack(reinterpret_cast<const Pack*>(input + bytes));
   };
 
@@ -280,7 +280,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
 #endif
   bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kMaxGpus * kLamportSlotBytes));
 #ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
-  const uint32_t left = state.word[1] / (kPackBytes / T::kBytes);
+  const uint32_t left = state.word[1] / (4 * T::kPerWord);
 #else
   const uint32_t left = state.word[1];
 #endif
@@ -304,7 +304,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     if (i >= kMostLeftToClear) mail.clear(bytes);
   }
   test_delay(m, kPhaseExchange);
-  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear(p));
+  leave_state(p.group, arrived_before, next_flag(flag), left_to_clear<T>(p));
 }
 
 template <class T, uint32_t N>

@@ -1,4 +1,4 @@
-// Parameter structs, passed by value. Mirrors crates/signal-core/src/kernel.rs, which explains each field.
+// Parameter structs, passed by value. Mirrors crates/signal-core/src/kernel/params.rs, which explains each field.
 #pragma once
 
 #include "layout.h"
@@ -12,11 +12,34 @@ enum Operation : uint32_t {
   kOpAllReduceTwoStage = 4,
   kOpAllReduceLamport = 5,
   kOpCheck = 6,
+  kOpReduceScatter = 7,
+  kOpReduce = 8,
+  kOpAllGather = 9,
+  kOpBroadcast = 10,
+  kOpScatter = 11,
+  kOpGather = 12,
+  kOpAllToAll = 13,
+  kOpSendRecv = 14,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
 
 enum Reduction : uint32_t { kReduceSum = 0, kReduceMin = 1, kReduceMax = 2, kReduceProd = 3, kReduceAvg = 4 };
+
+enum DtypeNumber : uint32_t {
+  kDtypeF32 = 0,
+  kDtypeF16 = 1,
+  kDtypeBf16 = 2,
+  kDtypeF64 = 3,
+  kDtypeI8 = 4,
+  kDtypeU8 = 5,
+  kDtypeI32 = 6,
+  kDtypeU32 = 7,
+  kDtypeI64 = 8,
+  kDtypeU64 = 9,
+  kDtypeE4m3 = 10,
+  kDtypeE5m2 = 11,
+};
 
 constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
@@ -56,7 +79,9 @@ struct BarrierProbeParams {
 
 struct CheckParams {
   GroupParams group;
-  uint64_t description[2];
+  uint64_t description[kMaxGpus][2];
+  uint32_t partners;
+  uint32_t reserved;
 };
 
 struct PeerProbeParams {
@@ -72,12 +97,28 @@ struct AllReduceParams {
   GroupParams group;
   uint64_t input;
   uint64_t output;
-  uint64_t count;
+  uint64_t bytes;
   uint64_t packs;
   uint64_t whole_packs;
   uint64_t window_packs;
   uint64_t view[kMaxGpus];
   uint32_t op;
+  uint32_t dtype;
+};
+
+struct ExchangeParams {
+  GroupParams group;
+  uint64_t source[kMaxGpus];
+  uint64_t send_bytes[kMaxGpus];
+  uint64_t target[kMaxGpus];
+  uint64_t receive_bytes[kMaxGpus];
+  uint64_t window_bytes;
+  uint64_t slot_bytes;
+  uint32_t blocks[kMaxGpus];
+  uint32_t seal[kMaxGpus];
+  uint32_t operation;
+  uint32_t op;
+  uint32_t dtype;
   uint32_t reserved;
 };
 
@@ -87,8 +128,11 @@ static_assert(offsetof(GroupParams, domain) == 156, "params");
 static_assert(sizeof(BarrierParams) == 160, "params");
 static_assert(sizeof(BarrierProbeParams) == 184, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
-static_assert(sizeof(CheckParams) == 176, "params");
+static_assert(sizeof(CheckParams) == 296, "params");
 static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
+
+static_assert(sizeof(ExchangeParams) == 512, "params");
+static_assert(offsetof(ExchangeParams, window_bytes) == 416, "params");
 
 }  // namespace signal_comm

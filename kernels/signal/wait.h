@@ -147,6 +147,30 @@ SIGNAL_DEVICE bool claim_report(const Member& m) {
   return false;
 }
 
+// Raises this rank's fault at its peers, who may wait for it.
+SIGNAL_DEVICE void tell_peers(const GroupParams& g, const Member& m, uint64_t word) {
+  SIGNAL_NO_UNROLL
+  for (uint32_t peer = 0; peer < g.world; peer++) {
+    if (peer != g.rank) platform::store_relaxed(m.abort_word_of(peer), word);
+  }
+}
+
+// Peers of the mask `other` make another call than this rank does, or one of other sizes. The host knows this rank's.
+SIGNAL_COLD void report_other(const GroupParams& g, uint32_t operation, uint32_t other) {
+  const Member m(g, operation);
+  if (!claim_report(m)) return;
+  FaultRecord& record = m.host()->record;
+  SIGNAL_NO_UNROLL
+  for (uint32_t i = 0; i < kMaxGpus; i++) {
+    platform::store_relaxed(&record.expected[i], 0u);
+    platform::store_relaxed(&record.seen[i], 0u);
+  }
+  const uint64_t word = raised_word(g, other, platform::load_relaxed(m.sequence_word()));
+  publish_fault(m, kPhaseStart, word, kMismatch);
+  platform::store_relaxed(m.abort_word(), word);
+  tell_peers(g, m, word);
+}
+
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
 // that its other blocks leave and its later kernels return at once, and at last at the peers.
 //
@@ -180,10 +204,7 @@ SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, 
 #ifndef SIGNAL_MUTANT_ABORT_NOT_RAISED_AT_ITSELF
   platform::store_relaxed(m.abort_word(), word);
 #endif
-  SIGNAL_NO_UNROLL
-  for (uint32_t peer = 0; peer < g.world; peer++) {
-    if (peer != g.rank) platform::store_relaxed(m.abort_word_of(peer), word);
-  }
+  tell_peers(g, m, word);
 }
 
 }  // namespace signal_comm

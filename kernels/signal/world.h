@@ -5,12 +5,6 @@
 
 namespace signal_comm {
 
-// A number that the compiler knows, as an argument.
-template <uint32_t N>
-struct Count {
-  static constexpr uint32_t value = N;
-};
-
 // Calls `act` with the world size, from kLeast to kMost, as a constant, so that addresses and packs are registers. The
 // commonest first; opaque, so that the choice becomes no jump table, which would be read from cold memory.
 template <uint32_t kLeast = 1, uint32_t kMost = kMaxGpus, class Act>

@@ -30,6 +30,7 @@ mod compare;
 
 pub mod cases;
 mod exchange;
+mod pieces;
 mod place;
 mod processes;
 mod rig;
@@ -86,6 +87,12 @@ macro_rules! suite {
                     operators_special_values,
                     operators_canonical_results,
                     misuse_lamport_types;
+                exchanges:
+                    exchanges_match_small_sizes,
+                    exchanges_match_windows,
+                    exchanges_match_around_grid_limits,
+                    exchanges_between_some_ranks,
+                    exchanges_inputs_are_overwritten;
                 overwrite:
                     input_overwritten_symmetric,
                     input_overwritten_staged,

@@ -197,6 +197,12 @@ impl<B: Backend, T: Pod> Slice<'_, B, T> {
         self.buffer.address() + (self.start * size_of::<T>()) as u64
     }
 
+    /// `len` elements of it, which must have as many, from `start` on.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Self {
+        debug_assert!(start + len <= self.len);
+        Slice { buffer: self.buffer, start: self.start + start, len }
+    }
+
     pub(crate) fn memory(&self) -> &B::Buffer {
         &self.buffer.memory
     }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
+use crate::kernel::Algorithm;
 
 /// `Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -30,7 +32,8 @@ pub enum Error {
     #[error("{0}")]
     Timeout(Arc<Timeout>),
     /// Ranks made different calls. Found before any data moved, on every rank, where
-    /// [`Settings::check`](crate::Settings::check) is on.
+    /// [`Settings::check`](crate::Settings::check) is on; and without it by the two ranks of a pair that disagree in the sizes of
+    /// what they exchange, but for one such disagreement in 2,048, and but for all-reduces.
     #[error("rank {rank} calls {ours}, but rank {other} calls {theirs}")]
     RankMismatch {
         /// This rank.
@@ -104,6 +107,14 @@ pub enum ApiMisuse {
     /// Domains above 0 need [`Settings::domains`](crate::Settings::domains), which divides the scratch among them.
     #[error("barrier domain {0} is used, but the communicator was created without domains")]
     DomainsClosed(u32),
+    /// Where data lies that peers are told of.
+    #[error("data ends at {address:#x}, and must end below {limit:#x}")]
+    AddressTooHigh {
+        /// Its end.
+        address: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The Lamport region has 1 MiB for each rank.
     #[error("the lamport algorithm takes up to {limit} bytes a rank, not {bytes}")]
     LamportTooLarge {
@@ -160,6 +171,54 @@ pub enum ApiMisuse {
         /// Elements of the output.
         output: usize,
     },
+    /// The other operand of a collective has a part for each rank.
+    #[error("{what} has {found} elements, {expected} are needed: {parts} of {part}")]
+    Parts {
+        /// "input", "output" or "buffer".
+        what: &'static str,
+        /// Its elements.
+        found: usize,
+        /// The elements that it must have.
+        expected: usize,
+        /// Ranks that have a part.
+        parts: usize,
+        /// Elements of a part; the average, rounded down, where they differ.
+        part: usize,
+    },
+    /// A ragged call takes a count for every rank.
+    #[error("{found} counts were given for {world} ranks")]
+    Counts {
+        /// Counts that were given.
+        found: usize,
+        /// The world size.
+        world: usize,
+    },
+    /// The root of a collective brings an input that nobody else needs, or gets an output.
+    #[error("rank {rank} is the root of a {collective} and brings no {what}")]
+    NoBuffer {
+        /// The collective.
+        collective: Collective,
+        /// The rank.
+        rank: usize,
+        /// "input" or "output".
+        what: &'static str,
+    },
+    /// A collective has algorithms of its own.
+    #[error("{collective} has no algorithm {algorithm}")]
+    Algorithm {
+        /// The collective.
+        collective: Collective,
+        /// The algorithm that was asked for.
+        algorithm: Algorithm,
+    },
+    /// Sends and receives that are launched together: at most one each way between two ranks.
+    #[error("a second {what} between this rank and rank {peer} in one launch")]
+    SecondTransfer {
+        /// "send" or "receive".
+        what: &'static str,
+        /// The other rank.
+        peer: usize,
+    },
     /// A range does not lie within a buffer.
     #[error("elements {start}..{end} do not lie within a buffer of {len}")]
     Range {
@@ -170,14 +229,14 @@ pub enum ApiMisuse {
         /// Elements of the buffer.
         len: usize,
     },
-    /// Input and output overlap without being equal.
-    #[error("input at {input:#x} and output at {output:#x} overlap within {bytes} bytes without being equal")]
+    /// Input and output overlap, and not in the one way in which the collective works in place.
+    #[error("input at {input:#x} and output at {output:#x} overlap within {bytes} bytes, and not as in place")]
     Overlap {
         /// Address of the input.
         input: u64,
         /// Address of the output.
         output: u64,
-        /// Bytes of each.
+        /// Bytes of the longer.
         bytes: u64,
     },
     /// A pointer is null though the count is not 0.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::{DeviceFamily, Link};
+use crate::collective::Collective;
 use crate::dtype::Dtype;
 use crate::kernel::Algorithm;
 #[cfg(test)]
@@ -127,18 +128,69 @@ pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, lamport
     // Every family ends with a row for 8 ranks and all sizes (tested below).
     let row = TABLE.iter().find(fits).unwrap_or(&TABLE[0]);
     let packs = match row.algorithm {
-        Algorithm::OneStage | Algorithm::Lamport => bytes.div_ceil(PACK_BYTES),
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => bytes.div_ceil(PACK_BYTES),
         Algorithm::TwoStage => bytes.div_ceil(PACK_BYTES).div_ceil(world),
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
     Plan { algorithm: row.algorithm, blocks, threads: row.threads }
 }
 
-/// Fingerprint of the table, compared between ranks. FNV-1a over its text.
+/// A row of the table for the other collectives.
+#[derive(Clone, Copy, Debug)]
+struct ExchangeRow {
+    family: DeviceFamily,
+    link: Option<Link>,
+    /// `None`: all that have no rows of their own.
+    collective: Option<Collective>,
+    threads: u32,
+    packs_per_thread: usize,
+    max_blocks: u32,
+}
+
+/// First row that fits wins; the last row of each family fits everything. Threads are the same for all sizes, so that ranks agree
+/// on them which exchange pieces of several sizes in one call.
+const EXCHANGES: &[ExchangeRow] = {
+    use DeviceFamily::{Amd, Host, Nvidia};
+    const fn row(
+        family: DeviceFamily,
+        link: Option<Link>,
+        collective: Option<Collective>,
+        grid: (u32, usize, u32),
+    ) -> ExchangeRow {
+        let (threads, packs_per_thread, max_blocks) = grid;
+        ExchangeRow { family, link, collective, threads, packs_per_thread, max_blocks }
+    }
+    &[
+        row(Host, None, None, (1, 4096, 2)),
+        row(Nvidia, None, None, (512, 1, 128)),
+        // AMD: never run.
+        row(Amd, None, None, (512, 1, 64)),
+    ]
+};
+
+/// What the table gives for a collective that exchanges pieces, of which one rank moves `bytes`. The grid may still exceed the block
+/// budget.
+pub(crate) fn exchange(topology: Topology, collective: Collective, bytes: u64) -> Plan {
+    let fits = |row: &&ExchangeRow| {
+        row.family == topology.family
+            && row.link.is_none_or(|of| of == topology.link)
+            && row.collective.is_none_or(|of| of == collective)
+    };
+    // Every family ends with a row for everything (tested below).
+    let row = EXCHANGES.iter().find(fits).unwrap_or(&EXCHANGES[0]);
+    let packs = bytes.div_ceil(PACK_BYTES as u64);
+    let blocks = packs.div_ceil(u64::from(row.threads) * row.packs_per_thread as u64).clamp(1, row.max_blocks.into());
+    Plan { algorithm: Algorithm::Pull, blocks: blocks as u32, threads: row.threads }
+}
+
+/// Fingerprint of the tables, compared between ranks.
 pub(crate) fn table_fingerprint() -> u64 {
-    format!("{TABLE:?}")
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    fnv(format!("{TABLE:?}{EXCHANGES:?}").bytes())
+}
+
+/// FNV-1a.
+pub(crate) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -151,6 +203,8 @@ mod tests {
             let last = TABLE.iter().rfind(|row| row.family == family).unwrap();
             assert_eq!((last.link, last.max_world, last.max_bytes), (None, 8, usize::MAX));
             assert_ne!(last.algorithm, Algorithm::Lamport);
+            let last = EXCHANGES.iter().rfind(|row| row.family == family).unwrap();
+            assert_eq!((last.link, last.collective), (None, None));
         }
     }
 

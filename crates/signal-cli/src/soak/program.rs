@@ -159,7 +159,7 @@ impl Call {
             _ => below(rng, 300),
         };
         let takes = |algorithm: &Algorithm| *algorithm != Algorithm::Lamport || FastSum::of(op, dtype).is_some();
-        let algorithms = Algorithm::ALL.into_iter().filter(takes).map(Some);
+        let algorithms = Algorithm::ALL_REDUCE.into_iter().filter(takes).map(Some);
         let algorithms = std::iter::once(None).chain(algorithms).collect::<Vec<_>>();
         Call::AllReduce(AllReduce {
             count,

@@ -29,7 +29,7 @@ impl Made {
     fn text(self) -> String {
         match self {
             Made::Barrier(blocks) => format!("a barrier on {blocks} x 32 threads"),
-            Made::AllReduce { count: 0, .. } => "an all-reduce of no elements".to_owned(),
+            Made::AllReduce { count: 0, .. } => "an all-reduce of nothing".to_owned(),
             Made::AllReduce { count, dtype, algorithm, grid: (blocks, threads) } => {
                 format!("an all-reduce of {count} {dtype} (sum, {algorithm}) on {blocks} x {threads} threads")
             }
@@ -99,7 +99,7 @@ pub fn check_lets_equal_calls_through<B: Backend>(rig: &Rig<B>) {
         let mut world = checked(rig, ranks);
         let mut rng = Rng::new(ranks as u64);
         for _ in 0..scaled(10) {
-            let call = options(|o| o.algorithm = Some(pick(&mut rng, &Algorithm::ALL)));
+            let call = options(|o| o.algorithm = Some(pick(&mut rng, &Algorithm::ALL_REDUCE)));
             let places = pick(&mut rng, &Mix::ALL).places(ranks, &mut rng);
             let count = below(&mut rng, 3000);
             Exchange::<B, bf16>::random(&mut world, count, rng.next_u64(), call, &places)

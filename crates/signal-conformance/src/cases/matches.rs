@@ -43,8 +43,8 @@ fn sweep<B: Backend, T: Element>(
     let ranks = world.ranks();
     for (i, &count) in sizes.iter().enumerate() {
         // One of them in a run that is scaled down, which has another purpose than to try every size with each.
-        let one = [pick(rng, &Algorithm::ALL)];
-        let algorithms: &[Algorithm] = if scaled(10) < 10 { &one } else { &Algorithm::ALL };
+        let one = [pick(rng, &Algorithm::ALL_REDUCE)];
+        let algorithms: &[Algorithm] = if scaled(10) < 10 { &one } else { &Algorithm::ALL_REDUCE };
         for &algorithm in algorithms {
             let mix = Mix::ALL[(i + below(rng, 2) * 7) % Mix::ALL.len()];
             let places = mix.places(ranks, rng);
@@ -120,7 +120,7 @@ pub fn all_reduce_matches_every_memory<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(400 + ranks as u64);
         for mix in Mix::ALL {
-            for algorithm in Algorithm::ALL {
+            for algorithm in Algorithm::ALL_REDUCE {
                 for_dtypes!(T => for count in [pack::<T>(), 777] {
                     let places = mix.places(ranks, &mut rng);
                     let options = call(algorithm, pick(&mut rng, &GRIDS));
@@ -151,7 +151,7 @@ pub fn all_reduce_matches_on_every_domain<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world_with(ranks, |s| s.domains = true);
         let mut rng = Rng::new(600 + ranks as u64);
         for domain in 0..8 {
-            for algorithm in Algorithm::ALL.into_iter().filter(|a| domain == 0 || *a != Algorithm::Lamport) {
+            for algorithm in Algorithm::ALL_REDUCE.into_iter().filter(|a| domain == 0 || *a != Algorithm::Lamport) {
                 let mut options = call(algorithm, (2, 2));
                 options.domain = domain;
                 let places = Mix::Anything.places(ranks, &mut rng);
@@ -170,7 +170,7 @@ pub fn all_reduce_matches_with_a_thread_a_rank<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(700 + ranks as u64);
         let mut lanes: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
-        for algorithm in Algorithm::ALL.into_iter().cycle().take(20) {
+        for algorithm in Algorithm::ALL_REDUCE.into_iter().cycle().take(20) {
             let places = Mix::Anything.places(ranks, &mut rng);
             let options = call(algorithm, pick(&mut rng, &GRIDS));
             let exchange = Exchange::<B, bf16>::random(&mut world, 333, rng.next_u64(), options, &places);
@@ -195,7 +195,7 @@ pub fn all_reduce_matches_raw_halves_of_one_buffer<B: Backend>(rig: &Rig<B>) {
     const COUNT: usize = 501;
     for ranks in [1, 2, 5] {
         let mut world = rig.world(ranks);
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::ALL_REDUCE {
             for (input_at, output_at) in [(0, COUNT), (COUNT, 0), (8, 8), (3, 600)] {
                 let inputs = random_inputs::<f32>(ranks, 9, COUNT);
                 let mut buffers = world.alloc::<f32>(1200);
@@ -235,7 +235,7 @@ pub fn all_reduce_matches_memory_of_others<B: Backend>(rig: &Rig<B>) {
     };
     let (mut world, mut other) = (shared(), shared());
     let inputs = random_inputs::<f32>(2, 11, COUNT);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::ALL_REDUCE {
         for (own, shift) in [(true, 1), (false, 0), (false, 1)] {
             // Rank r's input lies in the part of rank r + shift.
             let mut buffers = if own { world.alloc::<f32>(COUNT) } else { other.alloc(COUNT) };
@@ -265,7 +265,7 @@ pub fn all_reduce_same_bits_in_every_algorithm<B: Backend>(rig: &Rig<B>) {
             let mut bits: Option<Vec<T>> = None;
             for batch in [1, 2, 64] {
                 let inputs: Vec<Vec<T>> = rows.iter().map(|row| row.repeat(batch)).collect();
-                for algorithm in Algorithm::ALL {
+                for algorithm in Algorithm::ALL_REDUCE {
                     for grid in [(1, 1), (3, 2)] {
                         let places = Mix::Anything.places(ranks, &mut rng);
                         let exchange = Exchange::<B, T>::of(&mut world, &inputs, call(algorithm, grid), &places);

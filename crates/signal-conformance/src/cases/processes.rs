@@ -106,7 +106,7 @@ pub fn processes_replay_graphs<B: Backend>() -> ProcessCase<B> {
             let mut input = comm.alloc::<f32>(COUNT).unwrap();
             let mut output = DeviceBuffer::<B, f32>::new(comm.device(), COUNT).unwrap();
             let mut calls = |comm: &mut Communicator<B>, input: &DeviceBuffer<B, f32>| {
-                for algorithm in Algorithm::ALL {
+                for algorithm in Algorithm::ALL_REDUCE {
                     let call = options(|o| o.algorithm = Some(algorithm));
                     comm.with(call).all_reduce(&stream, input, &mut output, ReduceOp::Sum).unwrap();
                 }
@@ -399,7 +399,7 @@ pub fn processes_kill_one<B: Backend>() -> ProcessCase<B> {
                     let mut buffer = DeviceBuffer::<B, f32>::new(comm.device(), COUNT).unwrap();
                     member.say("calling");
                     let fault = (0..).find_map(|call: usize| {
-                        let algorithm = Algorithm::ALL[call % Algorithm::ALL.len()];
+                        let algorithm = Algorithm::ALL_REDUCE[call % Algorithm::ALL_REDUCE.len()];
                         let call: CallOptions = options(|o| o.algorithm = Some(algorithm));
                         let called = comm.with(call).all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum);
                         called.and_then(|()| comm.wait(&stream)).err()

@@ -44,7 +44,7 @@ pub(crate) fn many_calls<B: Backend>(world: &mut World<B>, calls: u32, seed: u64
     let mut rng = Rng::new(seed);
     let ranks = world.ranks();
     for _ in 0..calls {
-        let algorithm = pick(&mut rng, &Algorithm::ALL);
+        let algorithm = pick(&mut rng, &Algorithm::ALL_REDUCE);
         let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(2), Some(2)));
         let places = pick(&mut rng, &Mix::ALL).places(ranks, &mut rng);
         let count = 1 + below(&mut rng, 2000);
@@ -63,7 +63,7 @@ pub fn recover_after_a_missing_rank<B: Backend>(rig: &Rig<B>) {
         let graphs: Vec<B::Graph> = (0..ranks)
             .map(|rank| {
                 world.capture(rank, |comm, stream| {
-                    for algorithm in Algorithm::ALL {
+                    for algorithm in Algorithm::ALL_REDUCE {
                         let call = options(|o| o.algorithm = Some(algorithm));
                         comm.with(call).all_reduce(stream, &sources[rank], &mut targets[rank], ReduceOp::Sum)?;
                     }
@@ -94,7 +94,7 @@ pub fn recover_after_a_missing_rank<B: Backend>(rig: &Rig<B>) {
 /// The missing rank makes its call after all, and finds the abort; then all recover.
 pub fn recover_with_a_late_rank<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3] {
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::ALL_REDUCE {
             let mut world = short_lived(rig, ranks);
             let operation = Operation::AllReduce(algorithm);
             fail(&mut world, operation, ranks - 1);

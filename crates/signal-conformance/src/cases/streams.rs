@@ -27,7 +27,7 @@ pub fn streams_second_stream_is_ordered<B: Backend>(rig: &Rig<B>) {
             world.each(|rank, comm, stream| {
                 let stream = if call % 3 == rank % 2 { &more[rank] } else { stream };
                 let call_options = options(|o| {
-                    (o.algorithm, o.blocks) = (Some(Algorithm::ALL[call / 2 % 3]), Some(2));
+                    (o.algorithm, o.blocks) = (Some(Algorithm::ALL_REDUCE[call / 2 % 3]), Some(2));
                     o.delay = (call == 1 && rank == 0).then_some((Phase::Exit, Duration::from_millis(20)));
                 });
                 let (from, to) = if call % 2 == 0 { (&a[rank], &mut b[rank]) } else { (&b[rank], &mut a[rank]) };
@@ -75,7 +75,8 @@ pub fn streams_two_communicators_at_once<B: Backend>(rig: &Rig<B>) {
         let mut worlds = [rig.world(ranks), rig.world(ranks)];
         for round in 0..10 {
             let mut calls = [0, 1].map(|w: usize| {
-                let call = options(|o| (o.algorithm, o.blocks) = (Some(Algorithm::ALL[(round + w) % 3]), Some(2)));
+                let call =
+                    options(|o| (o.algorithm, o.blocks) = (Some(Algorithm::ALL_REDUCE[(round + w) % 3]), Some(2)));
                 let places = vec![Place::symmetric(); ranks];
                 Exchange::<B, f32>::random(&mut worlds[w], COUNT, (10 * round + w) as u64, call, &places)
             });
@@ -93,7 +94,7 @@ pub fn streams_two_communicators_at_once<B: Backend>(rig: &Rig<B>) {
 /// Inputs and communicators go right behind the call; the outputs are right all the same.
 pub fn streams_drop_behind_the_call<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3, 5] {
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::ALL_REDUCE {
             let mut world = rig.world(ranks);
             let inputs = random_inputs::<f32>(ranks, 7, COUNT);
             let mut sources = world.alloc::<f32>(COUNT);
@@ -121,7 +122,7 @@ pub fn streams_drop_behind_the_call<B: Backend>(rig: &Rig<B>) {
 /// A rank is dropped while its call still waits for a peer that has not come yet: the drop does not wait, and the peer
 /// finds all that it needs.
 pub fn streams_drop_one_rank_early<B: Backend>(rig: &Rig<B>) {
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::ALL_REDUCE {
         let mut world = rig.world(2);
         let call = options(|o| (o.algorithm, o.blocks) = (Some(algorithm), Some(2)));
         let mut exchange = Exchange::<B, f32>::random(&mut world, COUNT, 3, call, &[Place::symmetric(); 2]);

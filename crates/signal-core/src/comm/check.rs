@@ -3,37 +3,63 @@
 
 use std::fmt;
 
+use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::kernel::Algorithm;
 use crate::layout::MAX_GPUS;
 use crate::plan::Plan;
 
-/// A call, as far as all ranks must agree on it.
+/// A call, as far as two ranks must agree on it.
 ///
 /// ```text
-/// word 0: bits 0..4 collective, 4..8 dtype, 8..12 operator, 12..16 algorithm, 16..32 blocks, 32..48 threads
-/// word 1: bits 0..62 elements
+/// word 0: bits 0..4 kind, 4..8 dtype, 8..12 operator, 12..16 algorithm, 16..32 blocks, 32..48 threads, 48..52 root, 52..56 collective
+/// word 1: bits 0..61 elements of a reduction, else bytes; of a ragged call a hash of all ranks' counts
 /// ```
-/// Bits 62 and 63 of both stay clear, as the kernel asks.
+/// Of sends and receives: the bytes from the lower to the higher rank in word 0 from bit 4 on, those of the other way in word 1.
+/// Bits 61 to 63 of both stay clear, as the kernel asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Description([u64; 2]);
 
 const BARRIER: u64 = 1;
-const ALL_REDUCE: u64 = 2;
+const COLLECTIVE: u64 = 2;
 /// A call without elements, which launches nothing but its check.
 const NOTHING: u64 = 3;
+const RAGGED: u64 = 4;
+const SEND_RECV: u64 = 5;
+
+/// The bits of a word that may be set.
+const BITS: u64 = u64::MAX >> 3;
+
+/// What is moved or reduced, as far as a description tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// Elements of a type, combined by an operator.
+    Elements(usize, Dtype, ReduceOp),
+    /// Bytes for each rank.
+    Bytes(u64),
+    /// A hash of the bytes for each rank.
+    Ragged(u64),
+}
 
 impl Description {
     pub(crate) fn barrier(blocks: u32, threads: u32) -> Self {
         Description([BARRIER | grid(blocks, threads), 0])
     }
 
-    pub(crate) fn all_reduce(plan: &Plan, count: usize, dtype: Dtype, op: ReduceOp) -> Self {
-        if count == 0 {
-            return Description([NOTHING, 0]);
-        }
-        let kind = ALL_REDUCE | (dtype as u64) << 4 | (op as u64) << 8 | (plan.algorithm as u64) << 12;
-        Description([kind | grid(plan.blocks, plan.threads), count as u64 & !(3 << 62)])
+    /// `root` is 0 for a collective that has none.
+    pub(crate) fn collective(collective: Collective, plan: &Plan, root: usize, amount: Amount) -> Self {
+        let (kind, amount) = match amount {
+            Amount::Elements(0, ..) | Amount::Bytes(0) => return Description([NOTHING | (collective as u64) << 52, 0]),
+            Amount::Elements(count, dtype, op) => (COLLECTIVE | (dtype as u64) << 4 | (op as u64) << 8, count as u64),
+            Amount::Bytes(bytes) => (COLLECTIVE, bytes),
+            Amount::Ragged(hash) => (RAGGED, hash),
+        };
+        let kind = kind | (plan.algorithm as u64) << 12 | (root as u64) << 48 | (collective as u64) << 52;
+        Description([kind | grid(plan.blocks, plan.threads), amount & BITS])
+    }
+
+    pub(crate) fn send_recv(to_higher: u64, to_lower: u64) -> Self {
+        Description([(SEND_RECV | to_higher << 4) & BITS, to_lower & BITS])
     }
 
     /// From a fault record: the low half of each word first.
@@ -57,16 +83,36 @@ fn grid(blocks: u32, threads: u32) -> u64 {
 
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bits(0, 4) {
+        let name = |found: Option<&'static str>| found.unwrap_or("unknown");
+        let kind = self.bits(0, 4);
+        match kind {
             BARRIER => f.write_str("a barrier")?,
-            ALL_REDUCE => {
-                let name = |found: Option<&'static str>| found.unwrap_or("unknown");
-                let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
-                let op = name(ReduceOp::ALL.get(self.bits(8, 4) as usize).map(|op| op.name()));
+            COLLECTIVE | RAGGED | NOTHING => {
+                let found = Collective::ALL.get(self.bits(52, 4) as usize).copied();
+                let collective = name(found.map(Collective::name));
+                let article = if collective.starts_with(['a', 'u']) { "an" } else { "a" };
+                write!(f, "{article} {collective} of ")?;
+                if kind == NOTHING {
+                    return f.write_str("nothing");
+                }
                 let algorithm = name(Algorithm::ALL.get(self.bits(12, 4) as usize).map(|algorithm| algorithm.name()));
-                write!(f, "an all-reduce of {} {dtype} ({op}, {algorithm})", self.0[1])?;
+                if kind == RAGGED {
+                    write!(f, "ragged pieces ({algorithm}, sizes {:x})", self.0[1])?;
+                } else if found.is_some_and(Collective::reduces) {
+                    let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
+                    let op = name(ReduceOp::ALL.get(self.bits(8, 4) as usize).map(|op| op.name()));
+                    write!(f, "{} {dtype} ({op}, {algorithm})", self.0[1])?;
+                } else {
+                    write!(f, "{} bytes ({algorithm})", self.0[1])?;
+                }
+                if found.is_some_and(Collective::has_root) {
+                    write!(f, " with root {}", self.bits(48, 4))?;
+                }
             }
-            NOTHING => return f.write_str("an all-reduce of no elements"),
+            SEND_RECV => {
+                let (to_higher, to_lower) = (self.0[0] >> 4, self.0[1]);
+                return write!(f, "a send-recv of {to_higher} bytes to the higher rank and {to_lower} to the lower");
+            }
             _ => return f.write_str("an unknown collective"),
         }
         write!(f, " on {} x {} threads", self.bits(16, 16), self.bits(32, 16))
@@ -77,26 +123,46 @@ impl fmt::Display for Description {
 mod tests {
     use super::*;
 
-    #[test]
-    fn descriptions_read_back() {
-        let plan = Plan { algorithm: Algorithm::TwoStage, blocks: 1024, threads: 512 };
-        let call = Description::all_reduce(&plan, 123_456_789_012, Dtype::Bf16, ReduceOp::Sum);
+    const PLAN: Plan = Plan { algorithm: Algorithm::TwoStage, blocks: 1024, threads: 512 };
+
+    fn described(collective: Collective, algorithm: Algorithm, root: usize, amount: Amount) -> String {
+        let call = Description::collective(collective, &Plan { algorithm, ..PLAN }, root, amount);
         let [a, b] = call.words();
         let words = [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32, 0, 0, 0, 0];
         assert_eq!(Description::from_words(words), call);
-        assert_eq!(call.to_string(), "an all-reduce of 123456789012 bf16 (sum, two-stage) on 1024 x 512 threads");
+        call.to_string()
+    }
+
+    #[test]
+    fn descriptions_read_back() {
+        let sum = |count| Amount::Elements(count, Dtype::Bf16, ReduceOp::Sum);
+        let found = described(Collective::AllReduce, Algorithm::TwoStage, 0, sum(123_456_789_012));
+        assert_eq!(found, "an all-reduce of 123456789012 bf16 (sum, two-stage) on 1024 x 512 threads");
+        let found = described(Collective::Reduce, Algorithm::Pull, 7, Amount::Elements(5, Dtype::I8, ReduceOp::Max));
+        assert_eq!(found, "a reduce of 5 i8 (max, pull) with root 7 on 1024 x 512 threads");
+        let found = described(Collective::Broadcast, Algorithm::Pull, 3, Amount::Bytes(17));
+        assert_eq!(found, "a broadcast of 17 bytes (pull) with root 3 on 1024 x 512 threads");
+        let found = described(Collective::AllGather, Algorithm::Pull, 0, Amount::Ragged(0xabc));
+        assert_eq!(found, "an all-gather of ragged pieces (pull, sizes abc) on 1024 x 512 threads");
+        assert_eq!(described(Collective::AllReduce, Algorithm::Lamport, 0, sum(0)), "an all-reduce of nothing");
         assert_eq!(Description::barrier(2, 32).to_string(), "a barrier on 2 x 32 threads");
-        assert_eq!(
-            Description::all_reduce(&plan, 0, Dtype::F32, ReduceOp::Sum).to_string(),
-            "an all-reduce of no elements"
-        );
+        let both = Description::send_recv(123, 45).to_string();
+        assert_eq!(both, "a send-recv of 123 bytes to the higher rank and 45 to the lower");
         assert_eq!(Description([0, 0]).to_string(), "an unknown collective");
     }
 
     #[test]
-    fn the_two_highest_bits_stay_clear() {
-        let plan = Plan { algorithm: Algorithm::Lamport, blocks: u32::MAX, threads: u32::MAX };
-        let words = Description::all_reduce(&plan, usize::MAX, Dtype::Bf16, ReduceOp::Sum).words();
-        assert!(words.iter().all(|word| word >> 62 == 0));
+    fn the_three_highest_bits_stay_clear() {
+        let plan = Plan { algorithm: Algorithm::Pull, blocks: u32::MAX, threads: u32::MAX };
+        let amounts = [
+            Amount::Elements(usize::MAX, Dtype::E5m2, ReduceOp::Avg),
+            Amount::Bytes(u64::MAX),
+            Amount::Ragged(u64::MAX),
+        ];
+        for amount in amounts {
+            let call = Description::collective(Collective::SendRecv, &plan, 7, amount);
+            assert!(call.words().iter().all(|word| word >> 61 == 0));
+        }
+        assert!(Description::send_recv(u64::MAX, u64::MAX).words().iter().all(|word| word >> 61 == 0));
     }
 }

@@ -12,7 +12,7 @@ use super::check::Description;
 use crate::backend::{Backend, MemoryKind};
 use crate::error::{Error, Result, Timeout};
 use crate::kernel::{Operation, Phase};
-use crate::layout::{AbortWord, FaultRecord, FaultStatus, HOST_CONTROL_BYTES, HostControl, ranks_of};
+use crate::layout::{AbortWord, FaultRecord, FaultStatus, HOST_CONTROL_BYTES, HostControl, MAX_GPUS, ranks_of};
 
 /// A rank's HostControl, in host-mapped memory.
 #[derive(Debug)]
@@ -101,7 +101,14 @@ impl<B: Backend> HostBlock<B> {
         let abort = AbortWord(record.abort);
         if found == FaultStatus::Mismatch as u32 {
             let other = abort.missing().trailing_zeros() as usize;
-            let [ours, theirs] = [record.expected, record.seen].map(|words| Description::from_words(words).to_string());
+            let both = [record.expected, record.seen];
+            let [ours, theirs] = if both == [[0; MAX_GPUS]; 2] {
+                // By the seal of a piece, which tells no more.
+                let operation = Operation::name_of(record.operation);
+                [format!("{operation} of some sizes"), "something else, or with other sizes".to_owned()]
+            } else {
+                both.map(|words| Description::from_words(words).to_string())
+            };
             return Ok(Some(Error::RankMismatch { rank, ours, other, theirs }));
         }
         if record.missing == 0 {

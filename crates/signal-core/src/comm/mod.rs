@@ -1,14 +1,20 @@
 //! Communicators: one a rank.
 
+mod all_reduce;
 mod builder;
 mod call;
+mod calls;
 mod check;
+mod collectives;
+mod exchange;
 mod fault;
 mod group;
 mod pace;
 mod process;
 mod recover;
+mod span;
 mod symmetric;
+mod transfers;
 
 use std::mem::offset_of;
 use std::sync::{Arc, OnceLock, Weak};
@@ -22,10 +28,12 @@ pub use self::fault::AbortHandle;
 use self::fault::HostBlock;
 use self::group::Group;
 pub(crate) use self::symmetric::Symmetric;
+pub use self::transfers::Transfers;
 
 use crate::backend::{Backend, MemoryKind};
-use crate::buffer::{DeviceBuffer, Slice, SliceMut, allocation_bytes};
-use crate::dtype::{Dtype, Element, ReduceOp};
+use crate::buffer::{DeviceBuffer, allocation_bytes};
+use crate::collective::Collective;
+use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::{Algorithm, FLAG_ORDERED, GroupParams};
 use crate::layout::{
@@ -178,42 +186,6 @@ impl<B: Backend> Communicator<B> {
         Ok(DeviceBuffer::of_symmetric(buffer, self.rank, len))
     }
 
-    /// Enqueues an all-reduce: `output` becomes the reduction of all ranks' `input`, with the same bits on every rank.
-    ///
-    /// # Errors
-    /// [`ApiMisuse`] before anything is enqueued; [`Error::Timeout`], [`Error::Aborted`] or [`Error::Poisoned`] of an
-    /// earlier call; errors of the driver.
-    pub fn all_reduce<'a, T: Element>(
-        &mut self,
-        stream: &B::Stream,
-        input: impl Into<Slice<'a, B, T>>,
-        output: impl Into<SliceMut<'a, B, T>>,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.with(CallOptions::default()).all_reduce(stream, input, output, op)
-    }
-
-    /// Enqueues an all-reduce that overwrites its input.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    pub fn all_reduce_in_place<'a, T: Element>(
-        &mut self,
-        stream: &B::Stream,
-        buffer: impl Into<SliceMut<'a, B, T>>,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.with(CallOptions::default()).all_reduce_in_place(stream, buffer, op)
-    }
-
-    /// Enqueues a barrier: work behind it on any rank's stream starts after the work before it on every rank's.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    pub fn barrier(&mut self, stream: &B::Stream) -> Result<()> {
-        self.with(CallOptions::default()).barrier(stream)
-    }
-
     /// A call with options of its own. Every rank must pass the same ones.
     pub fn with(&mut self, options: CallOptions) -> Call<'_, B> {
         Call::new(self, options)
@@ -345,13 +317,13 @@ impl<B: Backend> Communicator<B> {
         self.settings.check && self.world_size() > 1
     }
 
-    /// Counts a call about to be launched on `stream`, or stops a rank that is far ahead of its peers.
-    fn keep_pace(&self, stream: &B::Stream) -> Result<()> {
+    /// Counts a call with `partners` about to be launched on `stream`, or stops a rank that is far ahead of them.
+    fn keep_pace(&self, stream: &B::Stream, partners: u32) -> Result<()> {
         if B::is_capturing(stream)? {
             self.group.pace.captures();
             return Ok(());
         }
-        self.group.pace.step(self.rank, self.settings.timeout, || self.status())
+        self.group.pace.step(self.rank, partners, self.settings.timeout, || self.status())
     }
 
     /// What every kernel of the group may touch.
@@ -408,19 +380,35 @@ impl<B: Backend> Communicator<B> {
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype, op: ReduceOp) -> Plan {
         let settings = &self.settings;
         let bytes = count.saturating_mul(dtype.bytes()) as u64;
-        let fits = call::check_lamport(bytes, options.domain, dtype, op).is_ok();
+        let fits = all_reduce::check_lamport(bytes, options.domain, dtype, op).is_ok();
         let table = plan::all_reduce(self.group.topology, count, dtype, fits);
-        let setting = settings.algorithm.filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
+        let takes = |algorithm: &Algorithm| Algorithm::ALL_REDUCE.contains(algorithm);
+        let setting = settings.algorithm.filter(takes).filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
         let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
+        self.fitted(Plan { algorithm, ..table }, options)
+    }
+
+    /// The plan of any other collective that moves `bytes` and is called without options: the same on every rank. What counts are
+    /// the bytes of a rank's input or of its output, whichever is more; of a send-recv those of the larger of the two messages.
+    pub fn plan_of(&self, collective: Collective, bytes: u64) -> Plan {
+        self.plan_of_with(&CallOptions::default(), collective, bytes)
+    }
+
+    fn plan_of_with(&self, options: &CallOptions, collective: Collective, bytes: u64) -> Plan {
+        let table = plan::exchange(self.group.topology, collective, bytes);
+        let takes = |algorithm: &Algorithm| collective.algorithms().contains(algorithm);
+        let algorithm = options.algorithm.or(self.settings.algorithm.filter(takes)).unwrap_or(table.algorithm);
+        self.fitted(Plan { algorithm, ..table }, options)
+    }
+
+    /// What the table proposes is cut down to the budget; what the user asks for is taken or refused.
+    fn fitted(&self, table: Plan, options: &CallOptions) -> Plan {
+        let (settings, budget) = (&self.settings, &self.group.budget);
         let asked = options.threads.or(settings.threads);
-        let threads = asked.unwrap_or(table.threads.min(self.group.budget.max_threads()));
+        let threads = asked.unwrap_or(table.threads.min(budget.max_threads()));
         let asked = options.blocks.or(settings.blocks);
-        Plan {
-            algorithm,
-            // What the table proposes is cut down to the budget; what the user asks for is taken or refused.
-            blocks: asked.unwrap_or(table.blocks.min(self.group.budget.blocks(threads).max(1))),
-            threads: self.group.whole_wave(threads),
-        }
+        let blocks = asked.unwrap_or(table.blocks.min(budget.blocks(threads).max(1)));
+        Plan { blocks, threads: self.group.whole_wave(threads), ..table }
     }
 
     /// The symmetric buffer of this rank that holds `bytes` at `address`.

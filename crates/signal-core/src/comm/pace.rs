@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::MAX_GPUS;
 
-/// Calls that a rank may be ahead of the slowest one.
+/// Calls that a rank may be ahead of a partner.
 pub(crate) const MOST_AHEAD: u64 = 512;
 /// Between two looks at the peers.
 const NAP: Duration = Duration::from_micros(50);
@@ -26,8 +26,8 @@ pub(crate) struct Pace {
 
 #[derive(Debug)]
 struct Progress {
-    /// Calls, those of graphs not counted. `u64::MAX` once the rank is gone.
-    calls: AtomicU64,
+    /// Calls with each rank, those of graphs not counted. `u64::MAX` once this rank is gone.
+    calls: [AtomicU64; MAX_GPUS],
     /// The thread that makes them: at first the one that made the communicator.
     thread: AtomicU64,
 }
@@ -35,26 +35,31 @@ struct Progress {
 impl Pace {
     pub(crate) fn new(world: usize) -> Self {
         debug_assert!(world <= MAX_GPUS);
-        let rank = |_| Progress { calls: AtomicU64::new(0), thread: AtomicU64::new(this_thread()) };
+        let rank = |_| Progress { calls: Default::default(), thread: AtomicU64::new(this_thread()) };
         Pace { ranks: (0..world).map(rank).collect(), graphs: AtomicBool::new(false) }
     }
 
     // Relaxed throughout: the numbers order nothing, and an old one only makes a rank look again.
 
-    /// Counts a call of `rank`. If that is far ahead of a peer, waits until it no longer is, at most for `patience` and
-    /// while `go_on` holds.
+    /// Counts a call of `rank` with `partners`, as bits. If it is far ahead of one of them, waits until it no longer is, at most for
+    /// `patience` and while `go_on` holds.
     ///
     /// # Errors
-    /// [`ApiMisuse::RunAhead`], at once if the slowest peer's calls come from this thread; what `go_on` says.
-    pub(crate) fn step(&self, rank: usize, patience: Duration, go_on: impl Fn() -> Result<()>) -> Result<()> {
+    /// [`ApiMisuse::RunAhead`], at once if the slowest partner's calls come from this thread; what `go_on` says.
+    pub(crate) fn step(
+        &self,
+        rank: usize,
+        partners: u32,
+        patience: Duration,
+        go_on: impl Fn() -> Result<()>,
+    ) -> Result<()> {
         if self.graphs.load(Ordering::Relaxed) {
             return Ok(());
         }
         let (me, mine) = (this_thread(), &self.ranks[rank]);
         mine.thread.store(me, Ordering::Relaxed);
-        let calls = mine.calls.load(Ordering::Relaxed);
         let mut began = None;
-        while let Some((slowest, _)) = self.slowest().filter(|(_, its)| calls.saturating_sub(*its) >= MOST_AHEAD) {
+        while let Some((slowest, _)) = self.slowest(rank, partners).filter(|(_, ahead)| *ahead >= MOST_AHEAD) {
             let same_thread = self.ranks[slowest].thread.load(Ordering::Relaxed) == me;
             if same_thread || began.get_or_insert_with(Instant::now).elapsed() > patience {
                 return Err(ApiMisuse::RunAhead { rank, slowest, limit: MOST_AHEAD, same_thread }.into());
@@ -62,13 +67,24 @@ impl Pace {
             go_on()?;
             std::thread::sleep(NAP);
         }
-        mine.calls.store(calls + 1, Ordering::Relaxed);
+        for peer in self.peers(rank, partners) {
+            mine.calls[peer].fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
-    fn slowest(&self) -> Option<(usize, u64)> {
-        let calls = self.ranks.iter().map(|rank| rank.calls.load(Ordering::Relaxed)).enumerate();
-        calls.filter(|(_, calls)| *calls != u64::MAX).min_by_key(|(_, calls)| *calls)
+    fn peers(&self, rank: usize, partners: u32) -> impl Iterator<Item = usize> {
+        (0..self.ranks.len()).filter(move |peer| *peer != rank && partners >> peer & 1 == 1)
+    }
+
+    /// The partner that is farthest behind, and by how many calls.
+    fn slowest(&self, rank: usize, partners: u32) -> Option<(usize, u64)> {
+        let ahead = |peer: usize| {
+            let [ours, theirs] =
+                [(rank, peer), (peer, rank)].map(|(a, b)| self.ranks[a].calls[b].load(Ordering::Relaxed));
+            (peer, ours.saturating_sub(theirs))
+        };
+        self.peers(rank, partners).map(ahead).min_by_key(|(_, ahead)| std::cmp::Reverse(*ahead))
     }
 
     /// A call was captured: from now on nobody is stopped.
@@ -78,12 +94,12 @@ impl Pace {
 
     /// Nobody waits for this rank any more: a call that misses it ends at its deadline.
     pub(crate) fn leave(&self, rank: usize) {
-        self.ranks[rank].calls.store(u64::MAX, Ordering::Relaxed);
+        self.ranks[rank].calls.iter().for_each(|calls| calls.store(u64::MAX, Ordering::Relaxed));
     }
 
     /// After a recovery all ranks are level.
     pub(crate) fn reset(&self, rank: usize) {
-        self.ranks[rank].calls.store(0, Ordering::Relaxed);
+        self.ranks[rank].calls.iter().for_each(|calls| calls.store(0, Ordering::Relaxed));
     }
 }
 
@@ -100,7 +116,7 @@ mod tests {
     use crate::error::Error;
 
     fn step(pace: &Pace, rank: usize) -> Result<()> {
-        pace.step(rank, Duration::from_millis(20), || Ok(()))
+        pace.step(rank, u32::MAX, Duration::from_millis(20), || Ok(()))
     }
 
     #[test]
@@ -126,14 +142,26 @@ mod tests {
     }
 
     #[test]
+    fn those_without_business_are_left_alone() {
+        let pace = Pace::new(3);
+        let step = |rank, partners| pace.step(rank, partners, Duration::from_millis(20), || Ok(()));
+        (0..3 * MOST_AHEAD).for_each(|_| [step(0, 0b010), step(1, 0b001)].into_iter().for_each(|found| found.unwrap()));
+        (0..MOST_AHEAD).for_each(|_| step(2, 0b010).unwrap());
+        let expected = ApiMisuse::RunAhead { rank: 2, slowest: 1, limit: MOST_AHEAD, same_thread: true };
+        assert_eq!(step(2, 0b011), Err(Error::ApiMisuse(expected)));
+        step(2, 0b001).unwrap();
+    }
+
+    #[test]
     fn another_thread_is_waited_for() {
         let pace = Pace::new(2);
         std::thread::scope(|scope| {
-            let fast =
-                scope.spawn(|| (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(0, Duration::from_secs(60), || Ok(()))));
+            let fast = scope.spawn(|| {
+                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(0, u32::MAX, Duration::from_secs(60), || Ok(())))
+            });
             let slow = scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(1, Duration::from_secs(60), || Ok(())))
+                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(1, u32::MAX, Duration::from_secs(60), || Ok(())))
             });
             fast.join().unwrap().unwrap();
             slow.join().unwrap().unwrap();
@@ -150,8 +178,9 @@ mod tests {
         assert_eq!(found, Err(Error::ApiMisuse(expected)));
         let aborted = Error::Aborted { rank: 0, by: 1 };
         let stop = || Err(aborted.clone());
-        let found =
-            std::thread::scope(|scope| scope.spawn(|| pace.step(0, Duration::from_secs(60), stop)).join().unwrap());
+        let found = std::thread::scope(|scope| {
+            scope.spawn(|| pace.step(0, u32::MAX, Duration::from_secs(60), stop)).join().unwrap()
+        });
         assert_eq!(found, Err(aborted));
     }
 }

@@ -1,0 +1,248 @@
+//! The all-reduce: one call, checked and planned.
+
+use std::sync::Arc;
+
+use bytemuck::{Zeroable, bytes_of};
+
+use crate::backend::Backend;
+use crate::buffer::{Slice, SliceMut};
+use crate::collective::Collective;
+use crate::dtype::{Dtype, Element, ReduceOp};
+use crate::error::{ApiMisuse, Result};
+use crate::kernel::{Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_STAGED, FastSum, GroupParams, Kernel};
+use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
+use crate::plan::Plan;
+
+use super::Symmetric;
+use super::call::{ALL_RANKS, Call, Work};
+use super::check::{Amount, Description};
+use super::span::check_pointer;
+
+/// A raw input or output.
+#[derive(Clone, Copy, Debug)]
+struct Operands {
+    input: u64,
+    output: u64,
+    count: usize,
+    dtype: Dtype,
+}
+
+impl<B: Backend> Call<'_, B> {
+    /// See [`Communicator::all_reduce`].
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_reduce<'a, T: Element>(
+        self,
+        stream: &B::Stream,
+        input: impl Into<Slice<'a, B, T>>,
+        output: impl Into<SliceMut<'a, B, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (input, output) = (input.into(), output.into());
+        if input.len() != output.len() {
+            return Err(ApiMisuse::Length { input: input.len(), output: output.len() }.into());
+        }
+        self.all_reduce_slices(stream, input, output.as_slice(), op)
+    }
+
+    /// See [`Communicator::all_reduce_in_place`].
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_reduce_in_place<'a, T: Element>(
+        self,
+        stream: &B::Stream,
+        buffer: impl Into<SliceMut<'a, B, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let buffer = buffer.into();
+        self.all_reduce_slices(stream, buffer.as_slice(), buffer.as_slice(), op)
+    }
+
+    /// The raw layer: addresses as this rank's device sees them. An input that lies in one of this rank's symmetric
+    /// buffers is read in place; any other is staged.
+    ///
+    /// # Safety
+    /// - `input` and `output` point at `count` elements of `dtype` on this rank's device, which stay allocated until the
+    ///   call has finished on `stream`.
+    /// - Nothing else writes the input, or touches the output, until then.
+    /// - After a fault, peers may read the input, if it is symmetric, until this rank's communicator is dropped.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`], and [`ApiMisuse::NullPointer`], [`ApiMisuse::Misaligned`],
+    /// [`ApiMisuse::Overlap`].
+    pub unsafe fn all_reduce_raw(
+        self,
+        stream: &B::Stream,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: Dtype,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let operands = Operands { input, output, count, dtype };
+        let bytes = operands.check()?;
+        let symmetric = self.comm.find_symmetric(input, bytes);
+        let target = self.comm.find_symmetric(output, bytes);
+        let uses = target.as_ref().map(|s| s.memory(self.comm.rank));
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch_all_reduce(stream, operands, symmetric.as_ref(), uses.as_slice(), op) }
+    }
+
+    fn all_reduce_slices<T: Element>(
+        self,
+        stream: &B::Stream,
+        input: Slice<'_, B, T>,
+        output: Slice<'_, B, T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.check_device("input", input.memory())?;
+        self.check_device("output", output.memory())?;
+        let operands =
+            Operands { input: input.address(), output: output.address(), count: input.len(), dtype: T::DTYPE };
+        let symmetric = input.symmetric().filter(|s| s.belongs_to(&self.comm.group)).filter(|s| {
+            // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
+            B::address(s.memory(self.comm.rank)) == B::address(input.memory())
+        });
+        // SAFETY: slices lie within buffers of this device, which `uses` and the symmetric buffer keep alive; the output
+        // is borrowed exclusively. The borrow ends with the call, as the documentation of the streams' order says.
+        unsafe { self.launch_all_reduce(stream, operands, symmetric, &[input.memory(), output.memory()], op) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), but for memory named in `uses`; `symmetric`, if given, is of this
+    /// group and its part of this rank holds the input.
+    unsafe fn launch_all_reduce(
+        self,
+        stream: &B::Stream,
+        operands: Operands,
+        symmetric: Option<&Arc<Symmetric<B>>>,
+        uses: &[&B::Buffer],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let Operands { input, output, count, dtype } = operands;
+        let plan = self.comm.plan_with(&self.options, count, dtype, op);
+        if plan.algorithm == Algorithm::Pull {
+            let (collective, algorithm) = (Collective::AllReduce, plan.algorithm);
+            return Err(ApiMisuse::Algorithm { collective, algorithm }.into());
+        }
+        let group = self.begin(plan.blocks, plan.threads)?;
+        let bytes = operands.check()?;
+        let amount = Amount::Elements(count, dtype, op);
+        let described = Description::collective(Collective::AllReduce, &plan, 0, amount);
+        if count == 0 {
+            return self.check_alone(stream, described);
+        }
+        if plan.algorithm == Algorithm::Lamport {
+            check_lamport(bytes, group.domain, dtype, op)?;
+        }
+        let in_place = input == output;
+        let params = AllReduceParams {
+            group,
+            input,
+            output,
+            bytes,
+            packs: bytes.div_ceil(PACK_BYTES as u64),
+            whole_packs: bytes / PACK_BYTES as u64,
+            window_packs: window_packs(plan.algorithm, &group),
+            op: op as u32,
+            dtype: dtype as u32,
+            ..AllReduceParams::zeroed()
+        };
+        let readable = symmetric.filter(|_| match plan.algorithm {
+            // In place, this rank would overwrite what its peers are still reading.
+            Algorithm::OneStage => !in_place,
+            Algorithm::TwoStage => true,
+            // Each rank pushes from its own memory.
+            Algorithm::Lamport | Algorithm::Pull => false,
+        });
+        let mut params = AllReduceParams {
+            view: readable.map_or([input; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, input)),
+            ..params
+        };
+        if readable.is_none() && plan.algorithm != Algorithm::Lamport {
+            params.group.flags |= FLAG_STAGED;
+        }
+        let kernel = kernel_for(&plan, &params, op, dtype);
+        let work = Work {
+            kernel,
+            grid: plan.blocks,
+            threads: plan.threads,
+            params: bytes_of(&params),
+            partners: ALL_RANKS,
+            same_grid: true,
+            described: Some([described; MAX_GPUS]),
+        };
+        let read = readable.iter().flat_map(|symmetric| symmetric.all_memory());
+        // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
+        // the symmetric buffer or this rank's scratch, which the launch keeps alive.
+        unsafe { self.launch(stream, work, read.chain(uses.iter().copied())) }
+    }
+}
+
+impl Operands {
+    /// Checks the addresses and gives the bytes of each operand.
+    fn check(&self) -> Result<u64> {
+        let &Operands { input, output, count, dtype } = self;
+        if count == 0 {
+            return Ok(0);
+        }
+        let too_large = || ApiMisuse::TooLarge { count, element_bytes: dtype.bytes() };
+        let bytes = (count as u64).checked_mul(dtype.bytes() as u64).ok_or_else(too_large)?;
+        for (what, address) in [("input", input), ("output", output)] {
+            check_pointer(what, address, bytes, Some(dtype))?;
+        }
+        if input != output && input < output + bytes && output < input + bytes {
+            return Err(ApiMisuse::Overlap { input, output, bytes }.into());
+        }
+        Ok(bytes)
+    }
+}
+
+/// Refuses what the Lamport region cannot take.
+pub(super) fn check_lamport(bytes: u64, domain: u32, dtype: Dtype, op: ReduceOp) -> Result<(), ApiMisuse> {
+    if FastSum::of(op, dtype).is_none() {
+        return Err(ApiMisuse::LamportType { op, dtype });
+    }
+    if bytes > LAMPORT_SLOT_BYTES as u64 {
+        return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES });
+    }
+    if domain != 0 { Err(ApiMisuse::LamportDomain(domain)) } else { Ok(()) }
+}
+
+/// Packs a thread up to which a message is small: as many loads of each rank at once are not worth their registers.
+const SMALL_PACKS: u64 = 2;
+
+/// The kernel of a planned all-reduce. Ranks may differ in it, as in whether their input is staged: the one-stage kernels
+/// meet each other.
+fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype) -> Kernel {
+    let threads = u64::from(plan.blocks) * u64::from(plan.threads);
+    let few_ranks = params.group.world <= Kernel::SMALL_WORLD;
+    let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS.saturating_mul(threads));
+    let Some(sum) = FastSum::of(op, dtype) else {
+        return match plan.algorithm {
+            Algorithm::TwoStage => Kernel::AllReduceTwoStageAny,
+            _ => Kernel::AllReduceOneStageAny,
+        };
+    };
+    match plan.algorithm {
+        Algorithm::OneStage if few_ranks && few_packs && params.group.flags & !FLAG_ALLOW_NEXT == 0 => {
+            Kernel::AllReduceSmall(sum)
+        }
+        Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
+        algorithm => Kernel::AllReduce(algorithm, sum),
+    }
+}
+
+/// Packs of one window: as many as the domain's scratch can hold staged, and for two stages reduced too. The same on
+/// every rank, whether it stages or not.
+fn window_packs(algorithm: Algorithm, group: &GroupParams) -> u64 {
+    let packs = group.scratch_bytes / PACK_BYTES as u64;
+    let world = u64::from(group.world);
+    match algorithm {
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => packs,
+        // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.
+        Algorithm::TwoStage => packs / (world + 1) * world,
+    }
+}

@@ -1,0 +1,190 @@
+//! Collectives in which each rank has a piece of data for each rank: what they share on the host.
+
+use std::sync::Arc;
+
+use bytemuck::bytes_of;
+
+use crate::backend::Backend;
+use crate::collective::Collective;
+use crate::dtype::{Dtype, ReduceOp};
+use crate::error::{ApiMisuse, Result};
+use crate::kernel::{ExchangeParams, FLAG_STAGED, FastSum, Kernel};
+use crate::layout::MAX_GPUS;
+use crate::plan::{self, Plan};
+
+use super::Symmetric;
+use super::call::{ALL_RANKS, Call, Work};
+use super::check::{Amount, Description};
+use super::span::Span;
+
+/// Addresses of data are below it: a kernel sends a seal in the bits above.
+const MOST_ADDRESS: u64 = 1 << 50;
+/// What fits those bits.
+const SEALS: u64 = 1 << 11;
+/// Windows are a multiple of it, the GPUs' cache line, so that staged pieces do not meet in one.
+const LINE: u64 = 128;
+
+/// Data of this rank for some rank, or of some rank for this one.
+#[derive(Debug)]
+pub(super) struct Piece<'a, B: Backend> {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// The symmetric buffer that it lies in, if any.
+    pub(super) symmetric: Option<&'a Arc<Symmetric<B>>>,
+}
+
+impl<B: Backend> Clone for Piece<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Piece<'_, B> {}
+
+impl<'a, B: Backend> Piece<'a, B> {
+    pub(super) const NONE: Self = Piece { address: 0, bytes: 0, symmetric: None };
+
+    /// `bytes` bytes of a span, from byte `start` on.
+    pub(super) fn of(span: &'a Span<B>, start: u64, bytes: u64) -> Self {
+        Piece { address: span.address + start, bytes, symmetric: span.symmetric.as_ref() }
+    }
+}
+
+/// A piece for each rank.
+pub(super) type Pieces<'a, B> = [Piece<'a, B>; MAX_GPUS];
+
+/// What this rank takes part in.
+#[derive(Debug)]
+pub(super) struct Exchange<'a, B: Backend> {
+    pub(super) collective: Collective,
+    /// 0 where there is none.
+    pub(super) root: usize,
+    pub(super) send: Pieces<'a, B>,
+    pub(super) receive: Pieces<'a, B>,
+    /// Whether every rank that gets a piece from another gets the same.
+    pub(super) one_for_all: bool,
+    /// Whether peers must not read the input: this rank overwrites it meanwhile.
+    pub(super) in_place: bool,
+    pub(super) reduction: Option<(ReduceOp, Dtype)>,
+    /// Bytes that the plan is made for, the same on all ranks; 0: nothing moves on any rank. Of sends and receives each pair has
+    /// its own.
+    pub(super) bytes: u64,
+    /// What is compared in checked mode; not of sends and receives.
+    pub(super) amount: Amount,
+    /// Memory of this rank.
+    pub(super) spans: &'a [Span<B>],
+}
+
+impl<B: Backend> Call<'_, B> {
+    /// The plan of such a collective that moves `bytes`.
+    fn plan_exchange(&self, collective: Collective, bytes: u64) -> Result<Plan> {
+        let plan = self.comm.plan_of_with(&self.options, collective, bytes);
+        if collective.algorithms().contains(&plan.algorithm) {
+            Ok(plan)
+        } else {
+            Err(ApiMisuse::Algorithm { collective, algorithm: plan.algorithm }.into())
+        }
+    }
+
+    /// # Safety
+    /// The pieces lie in memory of this rank that the spans keep alive, or for which the caller answers as the raw layer says; those
+    /// to receive are this call's alone.
+    pub(super) unsafe fn launch_exchange(self, stream: &B::Stream, exchange: &Exchange<'_, B>) -> Result<()> {
+        let Exchange { collective, root, reduction, .. } = *exchange;
+        let (rank, world) = (self.comm.rank, self.comm.world_size());
+        let apart = collective == Collective::SendRecv;
+        let plan = self.plan_exchange(collective, exchange.bytes)?;
+        let group = if apart { self.begin_apart()? } else { self.begin(plan.blocks, plan.threads)? };
+        let described = Description::collective(collective, &plan, root, exchange.amount);
+        if exchange.bytes == 0 {
+            return if apart { Ok(()) } else { self.check_alone(stream, described) };
+        }
+
+        let mut params = ExchangeParams {
+            group,
+            source: exchange.send.map(|piece| piece.address),
+            send_bytes: exchange.send.map(|piece| piece.bytes),
+            target: exchange.receive.map(|piece| piece.address),
+            receive_bytes: exchange.receive.map(|piece| piece.bytes),
+            window_bytes: group.scratch_bytes / if exchange.one_for_all { 1 } else { world as u64 } / LINE * LINE,
+            slot_bytes: 0,
+            blocks: [plan.blocks; MAX_GPUS],
+            seal: [0; MAX_GPUS],
+            operation: collective.operation() as u32,
+            op: reduction.map_or(0, |(op, _)| op as u32),
+            dtype: reduction.map_or(0, |(_, dtype)| dtype as u32),
+            reserved: 0,
+        };
+        if !exchange.one_for_all {
+            params.slot_bytes = params.window_bytes;
+        }
+        let to_peers = || exchange.send.iter().enumerate().filter(|(to, piece)| *to != rank && piece.bytes > 0);
+        if exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none()) {
+            params.group.flags |= FLAG_STAGED;
+        } else {
+            for (to, piece) in to_peers() {
+                if let Some(symmetric) = piece.symmetric {
+                    params.source[to] = symmetric.seen_by_ranks(rank, piece.address)[to];
+                }
+            }
+        }
+        let highest = params.source.iter().zip(&params.send_bytes).map(|(at, bytes)| at.saturating_add(*bytes)).max();
+        if let Some(highest) = highest.filter(|highest| *highest >= MOST_ADDRESS) {
+            return Err(ApiMisuse::AddressTooHigh { address: highest, limit: MOST_ADDRESS }.into());
+        }
+        if apart {
+            // Each pair's, of what it alone moves.
+            for peer in 0..world {
+                let bytes = params.send_bytes[peer].max(params.receive_bytes[peer]);
+                params.blocks[peer] = self.plan_exchange(collective, bytes)?.blocks;
+            }
+        }
+        let grid = params.blocks.into_iter().take(world).max().unwrap_or(1);
+
+        let mut partners = 0;
+        let mut compared = [described; MAX_GPUS];
+        for peer in (0..world).filter(|peer| *peer != rank) {
+            let (sent, received) = (params.send_bytes[peer], params.receive_bytes[peer]);
+            let (to_higher, to_lower) = if rank < peer { (sent, received) } else { (received, sent) };
+            params.seal[peer] = seal(&params, plan.threads, root, (peer, to_higher, to_lower));
+            partners |= u32::from(sent > 0 || received > 0) << peer;
+            if apart {
+                compared[peer] = Description::send_recv(to_higher, to_lower);
+            }
+        }
+        let kernel = match reduction {
+            None => Kernel::Move,
+            Some((op, dtype)) => FastSum::of(op, dtype).map_or(Kernel::ReduceScatterAny, Kernel::ReduceScatter),
+        };
+        let work = Work {
+            kernel,
+            grid,
+            threads: plan.threads,
+            params: bytes_of(&params),
+            partners: if apart || !self.comm.checks() { partners } else { ALL_RANKS },
+            same_grid: !apart,
+            described: Some(compared),
+        };
+        let symmetric = exchange.spans.iter().flat_map(|span| span.symmetric.iter().flat_map(|s| s.all_memory()));
+        let uses = symmetric.chain(exchange.spans.iter().flat_map(|span| &span.memory));
+        // SAFETY: the parameters are the kernel's. Pieces are of this rank, by the caller's promise; peers read symmetric buffers or
+        // this rank's scratch, which the launch keeps alive.
+        unsafe { self.launch(stream, work, uses) }
+    }
+}
+
+/// What both ranks of a pair make of what they must agree on: a peer that makes of it something else makes another call.
+fn seal(params: &ExchangeParams, threads: u32, root: usize, pair: (usize, u64, u64)) -> u32 {
+    let (peer, to_higher, to_lower) = pair;
+    let ExchangeParams { operation, op, dtype, window_bytes, .. } = *params;
+    let words = [
+        u64::from(operation) << 32 | u64::from(op) << 16 | u64::from(dtype) << 8 | root as u64,
+        u64::from(params.blocks[peer]) << 32 | u64::from(threads),
+        window_bytes,
+        to_higher,
+        to_lower,
+    ];
+    let hash = plan::fnv(words.into_iter().flat_map(u64::to_le_bytes));
+    // All bits of the hash, folded.
+    ((hash ^ hash >> 11 ^ hash >> 22 ^ hash >> 33 ^ hash >> 44 ^ hash >> 55) % SEALS) as u32
+}

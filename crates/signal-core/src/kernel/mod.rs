@@ -1,0 +1,234 @@
+//! The kernel catalogue, mirrored by `kernels/signal/kernels.def`, and the [parameters](params) of its kernels.
+#![forbid(unsafe_code)]
+
+mod params;
+
+use crate::dtype::{Dtype, ReduceOp};
+
+pub use self::params::*;
+
+/// How a collective moves data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Of an all-reduce. Every rank pulls every peer's input and adds all of it: one hop, n x bytes per rank.
+    OneStage,
+    /// Of an all-reduce. Every rank pulls and adds one shard into its scratch, then gathers the shards: two hops, 2 x bytes per
+    /// rank.
+    TwoStage,
+    /// Of an all-reduce. Every rank pushes its input into the Lamport region of every peer, where the data tells that it is there:
+    /// one hop and no barrier, (n - 1) x bytes per rank, up to 1 MiB a rank, on domain 0 only.
+    Lamport,
+    /// Of all other collectives. Every rank pulls what is for it from its peers' inputs, or from their scratch where peers cannot
+    /// read those: one hop.
+    Pull,
+}
+
+impl Algorithm {
+    /// All algorithms.
+    pub const ALL: [Algorithm; 4] = [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Pull];
+    /// Those of an all-reduce, in the order of the kernel catalogue.
+    pub const ALL_REDUCE: [Algorithm; 3] = [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport];
+
+    /// The name used by `SIGNAL_ALGO` and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::OneStage => "one-stage",
+            Algorithm::TwoStage => "two-stage",
+            Algorithm::Lamport => "lamport",
+            Algorithm::Pull => "pull",
+        }
+    }
+
+    /// The algorithm with this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+}
+
+impl std::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A kernel of the catalogue. Every image holds all of them under the same entry names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// One barrier ([`BarrierParams`]).
+    Barrier,
+    /// Many barriers with delays and a data check between them ([`BarrierProbeParams`]).
+    BarrierProbe,
+    /// Stores to and loads from a peer's memory ([`PeerProbeParams`]).
+    PeerProbe,
+    /// The comparison of the ranks' calls in checked mode ([`CheckParams`]).
+    Check,
+    /// An all-reduce by a sum that has kernels of its own, by an algorithm of [`Algorithm::ALL_REDUCE`] ([`AllReduceParams`]);
+    /// with [`Algorithm::Lamport`] for more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks.
+    AllReduce(Algorithm, FastSum),
+    /// The one-stage all-reduce of a message that is one window of symmetric input, with few packs a thread, at most
+    /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the
+    /// one-stage kernel of peers whose call is not such a one.
+    AllReduceSmall(FastSum),
+    /// The Lamport all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
+    AllReduceLamportSmall(FastSum),
+    /// A one-stage all-reduce of any type by any operator ([`AllReduceParams`]).
+    AllReduceOneStageAny,
+    /// A two-stage all-reduce of any type by any operator ([`AllReduceParams`]).
+    AllReduceTwoStageAny,
+    /// Collectives in which each rank keeps the sum of all ranks' pieces for it ([`ExchangeParams`]).
+    ReduceScatter(FastSum),
+    /// The same for any type and any operator ([`ExchangeParams`]).
+    ReduceScatterAny,
+    /// Collectives that move data, of whatever type ([`ExchangeParams`]).
+    Move,
+}
+
+/// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FastSum {
+    /// Of [`Dtype::F32`].
+    F32,
+    /// Of [`Dtype::F16`].
+    F16,
+    /// Of [`Dtype::Bf16`].
+    Bf16,
+}
+
+impl FastSum {
+    /// All of them, in the order of the kernel catalogue.
+    pub const ALL: [FastSum; 3] = [FastSum::F32, FastSum::F16, FastSum::Bf16];
+
+    /// Whether this reduction is one of them.
+    pub const fn of(op: ReduceOp, dtype: Dtype) -> Option<Self> {
+        match (op, dtype) {
+            (ReduceOp::Sum, Dtype::F32) => Some(FastSum::F32),
+            (ReduceOp::Sum, Dtype::F16) => Some(FastSum::F16),
+            (ReduceOp::Sum, Dtype::Bf16) => Some(FastSum::Bf16),
+            _ => None,
+        }
+    }
+
+    /// The element type.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            FastSum::F32 => Dtype::F32,
+            FastSum::F16 => Dtype::F16,
+            FastSum::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+/// Entry names, indexed by [`Kernel::index`].
+const NAMES: [&str; 26] = [
+    "signal_barrier",
+    "signal_barrier_probe",
+    "signal_peer_probe",
+    "signal_check",
+    "signal_all_reduce_one_stage_sum_f32",
+    "signal_all_reduce_one_stage_sum_f16",
+    "signal_all_reduce_one_stage_sum_bf16",
+    "signal_all_reduce_two_stage_sum_f32",
+    "signal_all_reduce_two_stage_sum_f16",
+    "signal_all_reduce_two_stage_sum_bf16",
+    "signal_all_reduce_lamport_sum_f32",
+    "signal_all_reduce_lamport_sum_f16",
+    "signal_all_reduce_lamport_sum_bf16",
+    "signal_all_reduce_one_stage_small_sum_f32",
+    "signal_all_reduce_one_stage_small_sum_f16",
+    "signal_all_reduce_one_stage_small_sum_bf16",
+    "signal_all_reduce_lamport_small_sum_f32",
+    "signal_all_reduce_lamport_small_sum_f16",
+    "signal_all_reduce_lamport_small_sum_bf16",
+    "signal_all_reduce_one_stage_any",
+    "signal_all_reduce_two_stage_any",
+    "signal_reduce_scatter_sum_f32",
+    "signal_reduce_scatter_sum_f16",
+    "signal_reduce_scatter_sum_bf16",
+    "signal_reduce_scatter_any",
+    "signal_move",
+];
+
+impl Kernel {
+    /// Kernels in the catalogue.
+    pub const COUNT: usize = NAMES.len();
+    /// Most ranks of [`AllReduceSmall`](Self::AllReduceSmall) and
+    /// [`AllReduceLamportSmall`](Self::AllReduceLamportSmall): few ranks take few registers, which makes a launch shorter.
+    pub const SMALL_WORLD: u32 = 4;
+
+    /// Position in the catalogue, below [`Kernel::COUNT`].
+    pub const fn index(self) -> usize {
+        match self {
+            Kernel::Barrier => 0,
+            Kernel::BarrierProbe => 1,
+            Kernel::PeerProbe => 2,
+            Kernel::Check => 3,
+            Kernel::AllReduce(Algorithm::OneStage | Algorithm::Pull, sum) => Self::sum_index(0, sum),
+            Kernel::AllReduce(Algorithm::TwoStage, sum) => Self::sum_index(1, sum),
+            Kernel::AllReduce(Algorithm::Lamport, sum) => Self::sum_index(2, sum),
+            Kernel::AllReduceSmall(sum) => Self::sum_index(3, sum),
+            Kernel::AllReduceLamportSmall(sum) => Self::sum_index(4, sum),
+            Kernel::AllReduceOneStageAny => 19,
+            Kernel::AllReduceTwoStageAny => 20,
+            Kernel::ReduceScatter(sum) => 21 + sum as usize,
+            Kernel::ReduceScatterAny => 24,
+            Kernel::Move => 25,
+        }
+    }
+
+    /// Position in the `form`th group of kernels of which each has one for each fast sum.
+    const fn sum_index(form: usize, sum: FastSum) -> usize {
+        4 + form * FastSum::ALL.len() + sum as usize
+    }
+
+    /// Every kernel, in catalogue order.
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        let sums = |kernel: fn(FastSum) -> Kernel| FastSum::ALL.into_iter().map(kernel);
+        [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe, Kernel::Check]
+            .into_iter()
+            .chain(Algorithm::ALL_REDUCE.into_iter().flat_map(|a| FastSum::ALL.map(|sum| Kernel::AllReduce(a, sum))))
+            .chain(sums(Kernel::AllReduceSmall))
+            .chain(sums(Kernel::AllReduceLamportSmall))
+            .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
+            .chain(sums(Kernel::ReduceScatter))
+            .chain([Kernel::ReduceScatterAny, Kernel::Move])
+    }
+
+    /// Entry name in every image.
+    pub const fn name(self) -> &'static str {
+        NAMES[self.index()]
+    }
+
+    /// Every entry name, in catalogue order.
+    pub const fn names() -> &'static [&'static str; Self::COUNT] {
+        &NAMES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_and_name_agree_with_the_catalogue() {
+        for (index, kernel) in Kernel::all().enumerate() {
+            assert_eq!(kernel.index(), index);
+            let name = match kernel {
+                Kernel::AllReduce(algorithm, sum) => format!("all_reduce_{algorithm}_sum_{}", sum.dtype()),
+                Kernel::AllReduceSmall(sum) => format!("all_reduce_one_stage_small_sum_{}", sum.dtype()),
+                Kernel::AllReduceLamportSmall(sum) => format!("all_reduce_lamport_small_sum_{}", sum.dtype()),
+                Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
+                _ => continue,
+            };
+            assert_eq!(kernel.name(), format!("signal_{}", name.replace('-', "_")));
+        }
+        assert_eq!(Kernel::all().count(), Kernel::COUNT);
+        assert_eq!(
+            (Kernel::Move.name(), Kernel::ReduceScatterAny.name()),
+            ("signal_move", "signal_reduce_scatter_any")
+        );
+        assert_eq!(Kernel::AllReduceTwoStageAny.name(), "signal_all_reduce_two_stage_any");
+    }
+}

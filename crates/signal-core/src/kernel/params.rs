@@ -1,0 +1,277 @@
+//! What kernels get and what they report, mirrored by `kernels/signal/params.h`.
+
+use std::mem::{offset_of, size_of};
+
+use bytemuck::{Pod, Zeroable};
+
+#[cfg(doc)]
+use super::{Dtype, Kernel, ReduceOp};
+use crate::layout::MAX_GPUS;
+
+/// What a kernel was doing, for fault records (`SIGNAL_OP_*` in C++).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A barrier.
+    Barrier = 1,
+    /// A barrier probe.
+    BarrierProbe = 2,
+    /// A one-stage all-reduce.
+    AllReduceOneStage = 3,
+    /// A two-stage all-reduce.
+    AllReduceTwoStage = 4,
+    /// A Lamport all-reduce.
+    AllReduceLamport = 5,
+    /// The comparison of calls in checked mode.
+    Check = 6,
+    /// A reduce-scatter.
+    ReduceScatter = 7,
+    /// A reduction to one rank.
+    Reduce = 8,
+    /// An all-gather.
+    AllGather = 9,
+    /// A broadcast.
+    Broadcast = 10,
+    /// A scatter.
+    Scatter = 11,
+    /// A gather.
+    Gather = 12,
+    /// An all-to-all.
+    AllToAll = 13,
+    /// Sends and receives.
+    SendRecv = 14,
+}
+
+impl Operation {
+    /// The name of the operation with this number, as kernels record it.
+    pub fn name_of(number: u32) -> &'static str {
+        match number {
+            1 => "barrier",
+            2 => "barrier probe",
+            3 => "one-stage all-reduce",
+            4 => "two-stage all-reduce",
+            5 => "lamport all-reduce",
+            6 => "check of a call",
+            7 => "reduce-scatter",
+            8 => "reduce",
+            9 => "all-gather",
+            10 => "broadcast",
+            11 => "scatter",
+            12 => "gather",
+            13 => "all-to-all",
+            14 => "send-recv",
+            _ => "unknown operation",
+        }
+    }
+}
+
+/// Where in the operation a kernel was, for fault records and test delays (`SIGNAL_PHASE_*` in C++).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Phase {
+    /// At the start barrier: inputs are being published.
+    Start = 1,
+    /// At the middle barrier: shards are being published.
+    Middle = 2,
+    /// At the exit barrier: this rank's memory is being released by its readers.
+    Exit = 3,
+    /// In the exchange of a Lamport call, which has no barriers.
+    Exchange = 4,
+}
+
+impl Phase {
+    /// The name of the phase with this number, as kernels record it.
+    pub fn name_of(number: u32) -> &'static str {
+        match number {
+            1 => "start barrier",
+            2 => "middle barrier",
+            3 => "exit barrier",
+            4 => "exchange",
+            _ => "unknown phase",
+        }
+    }
+}
+
+/// Every barrier releases and acquires at system scope, also those that a platform would relax (P2).
+pub const FLAG_ORDERED: u32 = 1;
+/// Peers cannot read this rank's input in place, so the kernel copies it to the scratch, window by window (P14).
+pub const FLAG_STAGED: u32 = 2;
+/// The stream's next kernel may be launched while this one runs: there is room for it beside all that this one waits for
+/// (P4, P9).
+pub const FLAG_ALLOW_NEXT: u32 = 4;
+
+/// What every kernel needs to know about its rank and its peers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct GroupParams {
+    /// This rank's Control.
+    pub control: u64,
+    /// This rank's line counters of this domain: with the next two what a kernel needs first, worked out here, since
+    /// each instruction before the first signal is paid for by every call.
+    pub line_counters: u64,
+    /// The lines of this domain that peers write here.
+    pub lines: u64,
+    /// The lines of this domain that this rank writes, block 0's first: from each peer's base.
+    pub line_out: u32,
+    /// This rank.
+    pub rank: u32,
+    /// World size.
+    pub world: u32,
+    /// `FLAG_*` bits.
+    pub flags: u32,
+    /// Base of each rank's communicator memory (its Signal), as this device sees it.
+    pub base: [u64; MAX_GPUS],
+    /// `base[rank]`.
+    pub own: u64,
+    /// Start of this domain's share of the scratch, from each rank's base.
+    pub scratch_offset: u64,
+    /// Bytes of this domain's share of the scratch.
+    pub scratch_bytes: u64,
+    /// This rank's HostControl, as this device sees it.
+    pub host_control: u64,
+    /// Longest wait at one barrier, in ticks of the platform's clock.
+    pub deadline_ticks: u64,
+    /// Test hook: how long, in ticks of the platform's clock.
+    pub delay_ticks: u64,
+    /// Test hook: the [`Phase`] after which this rank waits `delay_ticks`; 0 for none. Only the host image looks at it.
+    pub delay_phase: u32,
+    /// Barrier domain.
+    pub domain: u32,
+}
+
+/// Parameters of [`Kernel::Barrier`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BarrierParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+}
+
+/// Parameters of [`Kernel::BarrierProbe`]. Each block writes a token into its scratch, meets its peers, checks their
+/// tokens, and meets them again, `rounds` times, with random delays between.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct BarrierProbeParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// Address of `u32[grid]` on this rank's device: tokens that were wrong, by block.
+    pub mismatches: u64,
+    /// Rounds of two barriers each.
+    pub rounds: u32,
+    /// Seed of the delays.
+    pub seed: u32,
+    /// Longest delay, in iterations of a small loop; 0 for none.
+    pub max_delay: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+/// Parameters of [`Kernel::Check`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct CheckParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// What this rank is about to call, as far as each peer must agree; the three highest bits of each word are clear.
+    pub description: [[u64; 2]; MAX_GPUS],
+    /// The ranks with whom it is compared, as bits.
+    pub partners: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+/// Parameters of [`Kernel::PeerProbe`], which needs no group: it proves that `remote` can be written and read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct PeerProbeParams {
+    /// Address of `u32[words]`, usually on another device.
+    pub remote: u64,
+    /// Address of one u32 on this device: words that were read back wrong. Unused when writing.
+    pub mismatches: u64,
+    /// Words to write or to check.
+    pub words: u32,
+    /// Word i is `seed + i * 2654435761`, wrapping.
+    pub seed: u32,
+    /// 0 writes, 1 checks.
+    pub check: u32,
+    /// Ticks of the platform's clock that it waits before it touches `remote`; the stream's next kernel may be launched
+    /// meanwhile. For tests of early launches.
+    pub delay: u32,
+}
+
+/// Parameters of [`Kernel::AllReduce`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct AllReduceParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// This rank's input, element-aligned.
+    pub input: u64,
+    /// This rank's output, element-aligned; equal to `input` or disjoint from it.
+    pub output: u64,
+    /// Bytes of the message.
+    pub bytes: u64,
+    /// Packs of the message, the last one perhaps ragged.
+    pub packs: u64,
+    /// Packs of the message that are whole.
+    pub whole_packs: u64,
+    /// Packs in one window of the message, the same on every rank; below 2^32.
+    pub window_packs: u64,
+    /// Where each rank sees this rank's input: what the start barrier tells the peers, unless the input is staged. This
+    /// rank's own entry is always there.
+    pub view: [u64; MAX_GPUS],
+    /// The operator, for kernels that take any: its position in [`ReduceOp::ALL`].
+    pub op: u32,
+    /// The element type, likewise: its position in [`Dtype::ALL`].
+    pub dtype: u32,
+}
+
+/// Parameters of [`Kernel::Move`] and [`Kernel::ReduceScatter`]: what this rank has for each rank, and what it gets from each, all
+/// in bytes. Both ranks of a pair agree on the two pieces between them, on the window and on the blocks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct ExchangeParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// This rank's data for each rank: where that rank sees it, or, if it is staged, where this rank does. This rank's own entry is
+    /// always where this rank sees it.
+    pub source: [u64; MAX_GPUS],
+    /// Bytes of it.
+    pub send_bytes: [u64; MAX_GPUS],
+    /// Where data from each rank goes; the result of a reduction to this rank's own entry.
+    pub target: [u64; MAX_GPUS],
+    /// Bytes of it.
+    pub receive_bytes: [u64; MAX_GPUS],
+    /// Bytes of each piece that one window moves: a multiple of a pack.
+    pub window_bytes: u64,
+    /// Bytes from the place of one rank's staged piece in the scratch to that of the next; 0 where all get the same piece.
+    pub slot_bytes: u64,
+    /// Blocks, from the first on, that move the pieces between this rank and each.
+    pub blocks: [u32; MAX_GPUS],
+    /// What both ranks of a pair have made of all that they must agree on: below 2^11.
+    pub seal: [u32; MAX_GPUS],
+    /// The [`Operation`], for fault records.
+    pub operation: u32,
+    /// The operator of a reduction: its position in [`ReduceOp::ALL`].
+    pub op: u32,
+    /// The element type of a reduction: its position in [`Dtype::ALL`].
+    pub dtype: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+const _: () = {
+    assert!(size_of::<GroupParams>() == 160);
+    assert!(offset_of!(GroupParams, base) == 40);
+    assert!(offset_of!(GroupParams, domain) == 156);
+    assert!(size_of::<BarrierParams>() == 160);
+    assert!(size_of::<BarrierProbeParams>() == 184);
+    assert!(size_of::<PeerProbeParams>() == 32);
+    assert!(size_of::<CheckParams>() == 296);
+    assert!(size_of::<AllReduceParams>() == 280);
+    assert!(offset_of!(AllReduceParams, view) == 208);
+    assert!(size_of::<ExchangeParams>() == 512);
+    assert!(offset_of!(ExchangeParams, window_bytes) == 416);
+};

@@ -1,0 +1,116 @@
+// Collectives in which each rank has a piece of data for each rank, by pulling: they differ in which pieces there are, and in
+// whether a rank keeps all that it reads or its reduction (DESIGN P3, P12, P14).
+//
+// Two ranks that have nothing for each other do not meet. So a broadcast's ranks meet its root alone, and two ranks may
+// exchange data while the others do something else: all that a pair must share is its own two pieces and what follows from
+// them, the windows and the blocks that move them.
+#pragma once
+
+#include "reduce.h"
+#include "stage.h"
+
+namespace signal_comm {
+
+// What a piece of `bytes` has in the window that begins at `start`.
+SIGNAL_DEVICE uint64_t bytes_in_window(const ExchangeParams& p, uint64_t bytes, uint64_t start) {
+  const uint64_t left = bytes > start ? bytes - start : 0;
+  return left < p.window_bytes ? left : p.window_bytes;
+}
+
+// With whom this block has anything to move in the window that begins at `start`.
+SIGNAL_DEVICE Partners partners_in(const ExchangeParams& p, uint64_t start) {
+  Partners partners;
+  SIGNAL_NO_UNROLL
+  for (uint32_t r = 0; r < p.group.world; r++) {
+    const bool any = r != p.group.rank && platform::block_id() < p.blocks[r] && (p.send_bytes[r] > start || p.receive_bytes[r] > start);
+    partners.mask |= any ? 1u << r : 0;
+  }
+  return partners;
+}
+
+// Where each peer finds its piece of a window: at its address there, or in this rank's scratch. With it goes the seal that both
+// have made of what they think is between them, so that a peer that makes another call is found out before anything is read.
+struct PiecePlace {
+  const ExchangeParams& p;
+  uint64_t start;
+
+  static constexpr bool kHasPlace = true;
+  static constexpr uint32_t kSealBits = 11;
+  static constexpr uint32_t kSealAt = 50;  // addresses are below
+
+  SIGNAL_DEVICE uint64_t to(uint32_t peer) const {
+    if (peer == p.group.rank) return p.source[peer] + start;
+    const uint64_t at = signal_comm::is_staged(p.group) ? kStaged + peer * p.slot_bytes : p.source[peer] + start;
+    return at | uint64_t(p.seal[peer]) << kSealAt;
+  }
+  SIGNAL_DEVICE uint64_t to_first() const { return to(platform::thread_id() % kMaxGpus); }
+  SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
+  SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
+    if ((data & kNobody) != 0) return data;
+    if ((data >> kSealAt & ((1u << kSealBits) - 1)) != p.seal[peer]) return kNobody | kOther;
+    const uint64_t at = data & ((uint64_t(1) << kSealAt) - 1);
+    return is_staged(data) ? p.group.base[peer] + p.group.scratch_offset + at : at;
+  }
+};
+
+// Copies the peers' pieces of a window to the scratch, each to its slot, or the one piece that is for all of them.
+SIGNAL_DEVICE void stage_pieces(const ExchangeParams& p, Partners partners, uint64_t start) {
+  SIGNAL_NO_UNROLL
+  for (uint32_t r = 0; r < p.group.world; r++) {
+    const uint64_t bytes = bytes_in_window(p, p.send_bytes[r], start);
+    if (!partners.has(r) || bytes == 0) continue;
+    copy<From::kOwn>(p.source[r] + start, scratch_of(p.group) + r * p.slot_bytes, bytes, Stride(p.blocks[r]));
+    if (p.slot_bytes == 0) break;
+  }
+}
+
+// Runs through the windows, as many as the pieces of the partners take, and `least` bytes; `consume(shared, partners, start)` takes
+// what the partners have published of one.
+template <class Consume>
+SIGNAL_DEVICE void exchange(const ExchangeParams& p, uint64_t least, Consume consume) {
+  SIGNAL_SHARED(BlockShared, shared);
+  Member m(p.group, p.operation);
+  Barriers<LineBarrier, Partners> barriers(m, shared);
+  begin(m, barriers);
+  uint64_t start = 0;
+  Partners next = partners_in(p, start);
+  for (bool last = false; !last; start += p.window_bytes) {
+    const Partners partners = next;
+    next = partners_in(p, start + p.window_bytes);
+    last = next.mask == 0 && least <= start + p.window_bytes;
+    barriers.who = partners;
+    if (may_stage(m)) stage_pieces(p, partners, start);
+    barriers.publish(PiecePlace{p, start}, is_staged(p.group), start == 0 ? Turn::kFirst : Turn::kBetween);
+    if (!barriers.complete()) break;
+    consume(shared, partners, start);
+    if (!exit_barrier(barriers, last ? Turn::kLast : Turn::kBetween)) break;
+  }
+}
+
+// Keeps every piece that is for this rank.
+SIGNAL_DEVICE void move_data(const ExchangeParams& p) {
+  exchange(p, 0, [&](const BlockShared& shared, Partners partners, uint64_t start) SIGNAL_INLINE {
+    const uint32_t rank = p.group.rank;
+    SIGNAL_NO_UNROLL
+    for (uint32_t k = 1; k < p.group.world; k++) {
+      const uint32_t from = rank + k < p.group.world ? rank + k : rank + k - p.group.world;  // not all ranks at one peer at once
+      if (!partners.has(from)) continue;
+      copy<From::kPeer>(shared.source[from], p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
+    }
+    if (start != 0 || p.source[rank] == p.target[rank]) return;
+    // This rank's own piece, which no window divides: nobody else reads it.
+    copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
+  });
+}
+
+// Keeps the reduction of the pieces that are for this rank, which all ranks have, of one size.
+template <class T>
+SIGNAL_DEVICE void reduce_scatter(const ExchangeParams& p) {
+  exchange(p, p.receive_bytes[p.group.rank], [&](const BlockShared& shared, Partners, uint64_t start) SIGNAL_INLINE {
+    const uint32_t rank = p.group.rank;
+    const uint64_t bytes = bytes_in_window(p, p.receive_bytes[rank], start);
+    if (bytes != 0) reduce<T>(p.group, p.op, p.dtype, shared, Range{0, p.target[rank] + start, nullptr, bytes});
+  });
+}
+
+}  // namespace signal_comm

@@ -1,0 +1,34 @@
+// What all kernels do whose ranks read each other's memory between two barriers (DESIGN P3, P14).
+#pragma once
+
+#include "barrier.h"
+#include "memory.h"
+
+namespace signal_comm {
+
+SIGNAL_DEVICE uint64_t scratch_of(const GroupParams& g) { return g.own + g.scratch_offset; }
+
+SIGNAL_DEVICE bool is_staged(const GroupParams& g) { return (g.flags & kFlagStaged) != 0; }
+
+// Whether to copy the input to the scratch. Not once a fault is known: a call that gave up waiting for a peer left the scratch to
+// it, and a peer that is merely slow reads it yet, and would take what is staged now for that call's. Every thread of the block
+// asks, since only the first ones have read the abort word.
+SIGNAL_DEVICE bool may_stage(const Member& m) {
+#ifdef SIGNAL_MUTANT_STAGES_AFTER_A_FAULT
+  return is_staged(m.group);
+#else
+  return is_staged(m.group) && !platform::block_any(m.abort != 0);
+#endif
+}
+
+// Peers have read this rank's memory: its owner may overwrite it. Nothing was published since the last barrier.
+template <class Barriers>
+SIGNAL_DEVICE bool exit_barrier(Barriers& barriers, Turn turn) {
+#ifdef SIGNAL_MUTANT_NO_EXIT_BARRIER
+  return (void)barriers, (void)turn, true;
+#else
+  return barriers.meet(kPhaseExit, false, turn);
+#endif
+}
+
+}  // namespace signal_comm
