@@ -5,6 +5,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
+#include "../signal/lines.h"
 #include "../signal/probe.h"
 
 extern "C" {

@@ -13,6 +13,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
+#include "../signal/lines.h"
 #include "../signal/probe.h"
 
 #include "kernels.h"

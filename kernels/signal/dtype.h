@@ -180,12 +180,12 @@ using AnyU32 = AnyInt<uint32_t, uint32_t>;
 using AnyI64 = AnyInt<int64_t, uint64_t>;
 using AnyU64 = AnyInt<uint64_t, uint64_t>;
 
-// The running results of one pack's elements, under the operator that the call names.
-template <class T>
+// The running results of the elements in a pack, or in its first bytes, under the operator that the call names.
+template <class T, uint32_t kBytes>
 struct AnyFold {
   using Value = typename T::Value;
   using Wrapping = typename T::Wrapping;
-  static constexpr uint32_t kPerPack = sizeof(Pack) / sizeof(typename T::Bits);
+  static constexpr uint32_t kPerPack = kBytes / sizeof(typename T::Bits);
 
   uint32_t op;
   bool empty = true;
@@ -227,7 +227,8 @@ struct AnyFold {
 // One of the types of Any, as the reduction has it.
 template <class T>
 struct AnyOf {
-  using Fold = AnyFold<T>;
+  using Fold = AnyFold<T, kPackBytes>;
+  using LineFold = AnyFold<T, 8>;
 };
 
 // Stands for the type and the operator that the call names: for kernels that take all of them.

@@ -13,7 +13,8 @@ constexpr uint32_t kMaxGpus = 8;
 constexpr uint32_t kLamportGenerations = 3;
 constexpr uint32_t kLamportSlotBytes = 1u << 20;
 constexpr uint32_t kLamportRegionBytes = kLamportGenerations * kMaxGpus * kLamportSlotBytes;
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLineBanksBytes = 8u << 20;
+constexpr uint32_t kLayoutVersion = 2;
 constexpr uint32_t kPackBytes = 16;
 
 using flag_t = uint32_t;
@@ -44,6 +45,11 @@ struct alignas(16) Line {
   uint64_t high;
 };
 
+struct LineState {
+  uint32_t count;
+  uint32_t arrival;
+};
+
 struct Control {
   uint64_t magic;
   uint32_t layout_version;
@@ -52,9 +58,11 @@ struct Control {
   uint32_t claim;                          // local, 0 or 1
   uint64_t abort;                          // written by this rank and by peers
   uint32_t sequence[kNumBarrierDomains];   // local, written by thread 0 of block 0
-  uint64_t reserved[8];
+  LineState line_state[kNumBarrierDomains];  // local
   flag_t line_counter[kNumBarrierDomains][kMaxNumBlocksUpperBound][kMaxGpus];  // local, one writing thread a word
   Line lines[kNumBarrierDomains][2][kMaxNumBlocksUpperBound][kMaxGpus];        // written by the peer of the last index
+  uint64_t pad[2];
+  uint8_t line_banks[kLineBanksBytes];  // written by peers
 };
 
 constexpr uint64_t kControlOffset = 25956352;
@@ -63,7 +71,9 @@ static_assert(offsetof(Control, abort) == 24, "layout");
 static_assert(offsetof(Control, sequence) == 32, "layout");
 static_assert(offsetof(Control, line_counter) == 128, "layout");
 static_assert(offsetof(Control, lines) == 262272, "layout");
-static_assert(sizeof(Control) == 2359424, "layout");
+static_assert(offsetof(Control, line_state) == 64, "layout");
+static_assert(offsetof(Control, line_banks) == 2359440, "layout");
+static_assert(sizeof(Control) == 10748048, "layout");
 
 struct FaultRecord {
   uint64_t abort;

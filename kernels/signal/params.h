@@ -20,6 +20,7 @@ enum Operation : uint32_t {
   kOpGather = 12,
   kOpAllToAll = 13,
   kOpSendRecv = 14,
+  kOpAllReduceLines = 15,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
@@ -114,6 +115,7 @@ struct ExchangeParams {
   uint64_t receive_bytes[kMaxGpus];
   uint64_t window_bytes;
   uint64_t slot_bytes;
+  uint64_t banks;
   uint32_t blocks[kMaxGpus];
   uint32_t seal[kMaxGpus];
   uint32_t operation;
@@ -132,7 +134,7 @@ static_assert(sizeof(CheckParams) == 296, "params");
 static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
 
-static_assert(sizeof(ExchangeParams) == 512, "params");
+static_assert(sizeof(ExchangeParams) == 520, "params");
 static_assert(offsetof(ExchangeParams, window_bytes) == 416, "params");
 
 }  // namespace signal_comm

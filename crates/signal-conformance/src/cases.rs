@@ -2,6 +2,7 @@
 
 pub mod barrier;
 pub mod check;
+pub mod exchange_rules;
 pub mod exchanges;
 pub mod fault;
 pub mod graph;

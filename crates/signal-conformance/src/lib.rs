@@ -93,6 +93,15 @@ macro_rules! suite {
                     exchanges_match_around_grid_limits,
                     exchanges_between_some_ranks,
                     exchanges_inputs_are_overwritten;
+                exchange_rules:
+                    lines_count_wraps,
+                    lines_limits,
+                    misuse_exchanges,
+                    misuse_exchanges_raw,
+                    exchanges_raw,
+                    exchanges_find_other_sizes,
+                    exchanges_name_who_is_missing,
+                    exchanges_in_graphs;
                 overwrite:
                     input_overwritten_symmetric,
                     input_overwritten_staged,

@@ -57,6 +57,18 @@ impl Job {
         }
     }
 
+    /// Elements of the largest piece, where it can go by lines.
+    pub(crate) fn lines(&self) -> Option<usize> {
+        match self {
+            Job::ReduceScatter(counts, _) | Job::AllGather(counts) | Job::AllToAllRagged(counts) => {
+                counts.iter().max().copied()
+            }
+            Job::Broadcast(count, _) | Job::Scatter(count, _) | Job::Gather(count, _) => Some(*count),
+            Job::Reduce(count, ..) | Job::AllToAll(count) => Some(*count),
+            Job::Transfers(_) => None,
+        }
+    }
+
     /// Whether it has a form in place, for the rank.
     fn has_in_place(&self) -> bool {
         match self {
@@ -274,9 +286,9 @@ impl<B: Backend, T: Element> Pieces<B, T> {
                 ranges.push(range);
                 after.push(image);
             }
-            let CallOptions { blocks, threads, domain, .. } = options;
+            let CallOptions { algorithm, blocks, threads, domain, .. } = options;
             let what = format!(
-                "rank {rank} of {ranks}, {job:?} of {}, {blocks:?}x{threads:?} on domain {domain}, in place: {in_place}, {:?}",
+                "rank {rank} of {ranks}, {job:?} of {}, {algorithm:?} {blocks:?}x{threads:?} on domain {domain}, in place: {in_place}, {:?}",
                 T::DTYPE,
                 places[rank]
             );

@@ -60,7 +60,9 @@ impl Collective {
     pub const fn algorithms(self) -> &'static [Algorithm] {
         match self {
             Collective::AllReduce => &Algorithm::ALL_REDUCE,
-            _ => &[Algorithm::Pull],
+            // Lines come from every peer in every call, and its ranks have no business with all of them.
+            Collective::SendRecv => &[Algorithm::Pull],
+            _ => &[Algorithm::Pull, Algorithm::Lines],
         }
     }
 
@@ -74,10 +76,16 @@ impl Collective {
         matches!(self, Collective::Broadcast | Collective::Scatter | Collective::Gather | Collective::Reduce)
     }
 
-    /// What a kernel calls it; of an all-reduce that depends on the algorithm.
+    /// Whether an operand has a part for each rank.
+    pub const fn has_parts(self) -> bool {
+        use Collective::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        matches!(self, ReduceScatter | AllGather | Scatter | Gather | AllToAll)
+    }
+
+    /// What the kernels call it that exchange pieces.
     pub(crate) const fn operation(self) -> Operation {
         match self {
-            Collective::AllReduce => Operation::AllReduceOneStage,
+            Collective::AllReduce => Operation::AllReduceLines,
             Collective::ReduceScatter => Operation::ReduceScatter,
             Collective::AllGather => Operation::AllGather,
             Collective::Broadcast => Operation::Broadcast,

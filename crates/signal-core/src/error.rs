@@ -123,6 +123,14 @@ pub enum ApiMisuse {
         /// Bytes of a slot.
         limit: usize,
     },
+    /// A bank of lines has a slot for each rank.
+    #[error("the ll algorithm takes up to {limit} bytes from one rank for another, not {bytes}")]
+    LinesTooLarge {
+        /// Bytes of the largest piece.
+        bytes: u64,
+        /// Bytes that fit.
+        limit: u64,
+    },
     /// The Lamport algorithm adds up f32, f16 and bf16.
     #[error("the lamport algorithm does not take {op} of {dtype}")]
     LamportType {

@@ -29,6 +29,8 @@ pub const LAMPORT_GENERATIONS: usize = 3;
 pub const LAMPORT_SLOT_BYTES: usize = 1 << 20;
 /// Bytes of the Lamport region: 3 generations x 8 rank slots x 1 MiB.
 pub const LAMPORT_REGION_BYTES: usize = LAMPORT_GENERATIONS * MAX_GPUS * LAMPORT_SLOT_BYTES;
+/// Bytes of the banks of lines, which all domains share: 2 banks of 8 rank slots for each domain in use.
+pub const LINE_BANKS_BYTES: usize = 8 << 20;
 /// The 32-bit word that means "not ready" in the Lamport region.
 pub const LAMPORT_SENTINEL: u32 = 0x8000_0000;
 /// Bytes of a pack, the unit in which kernels move data.
@@ -98,6 +100,16 @@ pub struct Line {
     pub high: u64,
 }
 
+/// State of one domain's banks of lines. Zero is its right start.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LineState {
+    /// Counts calls by lines; selects epoch and bank.
+    pub count: u32,
+    /// Blocks that have arrived in the current call.
+    pub arrival: u32,
+}
+
 /// What is ours and not in the Signal structure. Same allocation, so peers reach it too. Never instantiated.
 #[repr(C)]
 #[derive(Debug)]
@@ -116,18 +128,22 @@ pub struct Control {
     pub abort: u64,
     /// Calls begun on each domain. Local; written by thread 0 of block 0.
     pub sequence: [u32; NUM_BARRIER_DOMAINS],
-    /// Pads the head to 128 bytes, one cache line of the GPUs at hand.
-    pub reserved: [u64; 8],
+    /// State of each domain's banks of lines. Local.
+    pub line_state: [LineState; NUM_BARRIER_DOMAINS],
     /// Publishing barriers this rank has begun, by (domain, block, peer). Local; one writing thread per word.
     pub line_counter: [[[flag_t; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]; NUM_BARRIER_DOMAINS],
     /// Locations published by peers, by (domain, epoch & 1, block, peer). Written by that peer, read here.
     pub lines: [[[[Line; MAX_GPUS]; MAX_NUM_BLOCKS_UPPER_BOUND]; 2]; NUM_BARRIER_DOMAINS],
+    /// Lets the banks begin where a Signal at [`SIGNAL_START`] has them on a cache line of the GPUs.
+    pub pad: [u64; 2],
+    /// By (domain, epoch & 1, source rank): [`Line`]s pushed by peers, data and readiness in one.
+    pub line_banks: [u8; LINE_BANKS_BYTES],
 }
 
 /// "SIGNALCB" as a little-endian word.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"SIGNALCB");
 /// Version of everything in this file. Ranks with different versions refuse each other.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// Offset of [`Control`] from the Signal's base: the next multiple of 4,096.
 pub const CONTROL_OFFSET: usize = SIGNAL_BYTES.next_multiple_of(4096);
 /// Bytes of [`Control`].
@@ -146,8 +162,11 @@ const _: () = {
     assert!(offset_of!(Control, sequence) == 32);
     assert!(offset_of!(Control, line_counter) == 128);
     assert!(offset_of!(Control, lines) == 262_272);
-    assert!(CONTROL_BYTES == 2_359_424);
-    assert!(SCRATCH_OFFSET == 29_360_128);
+    assert!(offset_of!(Control, line_state) == 64);
+    assert!(offset_of!(Control, line_banks) == 2_359_440);
+    assert!((SIGNAL_START + CONTROL_OFFSET + offset_of!(Control, line_banks)).is_multiple_of(128));
+    assert!(CONTROL_BYTES == 10_748_048);
+    assert!(SCRATCH_OFFSET == 37_748_736);
 };
 
 /// Host-mapped: the host writes `abort_request`, this rank's kernels write the rest, once, before `status`.

@@ -9,6 +9,9 @@ use crate::kernel::Algorithm;
 use crate::layout::LAMPORT_SLOT_BYTES;
 use crate::layout::PACK_BYTES;
 
+/// Bytes of data in a line.
+pub(crate) const LINE_DATA_BYTES: u64 = 8;
+
 /// Algorithm and grid of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -40,7 +43,7 @@ struct Row {
 
 /// First row that fits wins; the last row of each family fits everything.
 const TABLE: &[Row] = {
-    use Algorithm::{Lamport, OneStage, TwoStage};
+    use Algorithm::{Lamport, Lines, OneStage, TwoStage};
     use DeviceFamily::{Amd, Host, Nvidia};
     const ANY: Option<Link> = None;
     const SHARED: Option<Link> = Some(Link::SameDevice);
@@ -60,6 +63,7 @@ const TABLE: &[Row] = {
         // only pays where cores are idle, which ranks of one machine seldom leave.
         row((Host, ANY, 2), 4 << 10, Lamport, (1, 4096, 1)),
         row((Host, ANY, 8), 2 << 10, Lamport, (1, 4096, 1)),
+        row((Host, ANY, 8), 2 << 10, Lines, (1, 4096, 1)),
         row((Host, ANY, 2), usize::MAX, OneStage, (1, 4096, 2)),
         row((Host, ANY, 8), 64 << 10, OneStage, (1, 4096, 1)),
         row((Host, ANY, 8), usize::MAX, TwoStage, (1, 4096, 2)),
@@ -69,9 +73,8 @@ const TABLE: &[Row] = {
         row((Nvidia, SHARED, 2), 8 << 10, Lamport, (256, 1, 64)),
         row((Nvidia, SHARED, 2), 128 << 10, Lamport, (64, 1, 128)),
         row((Nvidia, SHARED, 2), 1 << 20, Lamport, (256, 1, 128)),
-        row((Nvidia, SHARED, 2), 2 << 10, OneStage, (64, 1, 64)),
-        row((Nvidia, SHARED, 2), 8 << 10, OneStage, (256, 1, 64)),
-        row((Nvidia, SHARED, 2), 64 << 10, OneStage, (64, 1, 64)),
+        row((Nvidia, SHARED, 2), 16 << 10, Lines, (128, 1, 64)),
+        row((Nvidia, SHARED, 2), 64 << 10, Lines, (256, 1, 128)),
         row((Nvidia, SHARED, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, SHARED, 2), usize::MAX, OneStage, (256, 1, 128)),
         // NVIDIA, two ranks over NVLink: swept on two H200s, 2026-11-29 (benches/results).
@@ -80,6 +83,8 @@ const TABLE: &[Row] = {
         row((Nvidia, NVLINK, 2), 256 << 10, Lamport, (128, 1, 128)),
         row((Nvidia, NVLINK, 2), 512 << 10, Lamport, (256, 1, 128)),
         row((Nvidia, NVLINK, 2), 1 << 20, Lamport, (512, 1, 128)),
+        row((Nvidia, NVLINK, 2), 16 << 10, Lines, (128, 1, 64)),
+        row((Nvidia, NVLINK, 2), 64 << 10, Lines, (256, 1, 128)),
         row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, NVLINK, 2), usize::MAX, OneStage, (512, 1, 128)),
@@ -93,11 +98,13 @@ const TABLE: &[Row] = {
         // NVIDIA, more ranks: not measured. A push sends to each peer what a two-stage call sends once.
         row((Nvidia, ANY, 4), 512 << 10, Lamport, (512, 1, 64)),
         row((Nvidia, ANY, 8), 256 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, ANY, 8), 32 << 10, Lines, (256, 1, 128)),
         row((Nvidia, ANY, 8), 256 << 10, OneStage, (512, 1, 64)),
         row((Nvidia, ANY, 8), usize::MAX, TwoStage, (512, 1, 64)),
         // AMD: never run.
         row((Amd, ANY, 4), 512 << 10, Lamport, (512, 1, 64)),
         row((Amd, ANY, 8), 256 << 10, Lamport, (512, 1, 64)),
+        row((Amd, ANY, 8), 32 << 10, Lines, (256, 1, 64)),
         row((Amd, ANY, 8), 256 << 10, OneStage, (512, 1, 64)),
         row((Amd, ANY, 2), usize::MAX, OneStage, (512, 1, 64)),
         row((Amd, ANY, 8), usize::MAX, TwoStage, (512, 1, 64)),
@@ -113,9 +120,9 @@ pub(crate) struct Topology {
     pub(crate) world: usize,
 }
 
-/// What the table gives for an all-reduce of `count` elements; Lamport only where `lamport` says that the call could take
-/// it. The grid may still exceed the block budget.
-pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, lamport: bool) -> Plan {
+/// What the table gives for an all-reduce of `count` elements, by an algorithm that it `takes`. The grid may still exceed the block
+/// budget.
+pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, takes: impl Fn(Algorithm) -> bool) -> Plan {
     let Topology { family, link, world } = topology;
     let bytes = count.saturating_mul(dtype.bytes());
     let fits = |row: &&Row| {
@@ -123,12 +130,13 @@ pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, lamport
             && row.link.is_none_or(|of| of == link)
             && world <= row.max_world
             && bytes <= row.max_bytes
-            && (lamport || row.algorithm != Algorithm::Lamport)
+            && takes(row.algorithm)
     };
     // Every family ends with a row for 8 ranks and all sizes (tested below).
     let row = TABLE.iter().find(fits).unwrap_or(&TABLE[0]);
     let packs = match row.algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => bytes.div_ceil(PACK_BYTES),
+        Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
         Algorithm::TwoStage => bytes.div_ceil(PACK_BYTES).div_ceil(world),
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
@@ -142,45 +150,76 @@ struct ExchangeRow {
     link: Option<Link>,
     /// `None`: all that have no rows of their own.
     collective: Option<Collective>,
+    /// Most that a rank takes in or gives out, in bytes.
+    max_bytes: u64,
+    algorithm: Algorithm,
     threads: u32,
-    packs_per_thread: usize,
+    /// Packs, or lines, that one thread should have to itself before another block is added.
+    packs_per_thread: u64,
     max_blocks: u32,
 }
 
-/// First row that fits wins; the last row of each family fits everything. Threads are the same for all sizes, so that ranks agree
-/// on them which exchange pieces of several sizes in one call.
+/// First row that fits wins; the last row of each family fits everything. Rows of a send-recv have the same threads for all sizes, so
+/// that ranks agree on them which exchange pieces of several sizes in one call.
 const EXCHANGES: &[ExchangeRow] = {
+    use Algorithm::{Lines, Pull};
     use DeviceFamily::{Amd, Host, Nvidia};
+    const ANY: Option<Link> = None;
     const fn row(
         family: DeviceFamily,
         link: Option<Link>,
-        collective: Option<Collective>,
-        grid: (u32, usize, u32),
+        max_bytes: u64,
+        algorithm: Algorithm,
+        grid: (u32, u64, u32),
     ) -> ExchangeRow {
         let (threads, packs_per_thread, max_blocks) = grid;
-        ExchangeRow { family, link, collective, threads, packs_per_thread, max_blocks }
+        ExchangeRow { family, link, collective: None, max_bytes, algorithm, threads, packs_per_thread, max_blocks }
     }
     &[
-        row(Host, None, None, (1, 4096, 2)),
-        row(Nvidia, None, None, (512, 1, 128)),
+        row(Host, ANY, 2 << 10, Lines, (1, 4096, 1)),
+        row(Host, ANY, u64::MAX, Pull, (1, 4096, 2)),
+        row(Nvidia, ANY, 16 << 10, Lines, (128, 1, 64)),
+        row(Nvidia, ANY, 256 << 10, Lines, (256, 1, 128)),
+        row(Nvidia, ANY, u64::MAX, Pull, (512, 1, 128)),
         // AMD: never run.
-        row(Amd, None, None, (512, 1, 64)),
+        row(Amd, ANY, 64 << 10, Lines, (256, 1, 64)),
+        row(Amd, ANY, u64::MAX, Pull, (512, 1, 64)),
     ]
 };
 
-/// What the table gives for a collective that exchanges pieces, of which one rank moves `bytes`. The grid may still exceed the block
+/// What a collective exchanges, as far as its plan depends on it: the same on all ranks, or of sends and receives on both of a pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Most that a rank takes in or gives out, in bytes.
+    pub(crate) bytes: u64,
+    /// The largest piece.
+    pub(crate) largest: u64,
+}
+
+/// What the table gives for a collective that exchanges pieces, by an algorithm that it `takes`. The grid may still exceed the block
 /// budget.
-pub(crate) fn exchange(topology: Topology, collective: Collective, bytes: u64) -> Plan {
+pub(crate) fn exchange(
+    topology: Topology,
+    collective: Collective,
+    load: Load,
+    takes: impl Fn(Algorithm) -> bool,
+) -> Plan {
     let fits = |row: &&ExchangeRow| {
         row.family == topology.family
             && row.link.is_none_or(|of| of == topology.link)
             && row.collective.is_none_or(|of| of == collective)
+            && load.bytes <= row.max_bytes
+            && takes(row.algorithm)
     };
     // Every family ends with a row for everything (tested below).
     let row = EXCHANGES.iter().find(fits).unwrap_or(&EXCHANGES[0]);
-    let packs = bytes.div_ceil(PACK_BYTES as u64);
-    let blocks = packs.div_ceil(u64::from(row.threads) * row.packs_per_thread as u64).clamp(1, row.max_blocks.into());
-    Plan { algorithm: Algorithm::Pull, blocks: blocks as u32, threads: row.threads }
+    let units = match row.algorithm {
+        // A line of each piece is read and written by a thread of its own.
+        Algorithm::Lines => load.largest.div_ceil(LINE_DATA_BYTES) * topology.world.max(2).saturating_sub(1) as u64,
+        _ => load.bytes.div_ceil(PACK_BYTES as u64),
+    };
+    let blocks = units.div_ceil(u64::from(row.threads) * row.packs_per_thread).clamp(1, row.max_blocks.into());
+    Plan { algorithm: row.algorithm, blocks: blocks as u32, threads: row.threads }
 }
 
 /// Fingerprint of the tables, compared between ranks.
@@ -202,9 +241,10 @@ mod tests {
         for family in [DeviceFamily::Host, DeviceFamily::Nvidia, DeviceFamily::Amd] {
             let last = TABLE.iter().rfind(|row| row.family == family).unwrap();
             assert_eq!((last.link, last.max_world, last.max_bytes), (None, 8, usize::MAX));
-            assert_ne!(last.algorithm, Algorithm::Lamport);
+            assert!(!matches!(last.algorithm, Algorithm::Lamport | Algorithm::Lines));
             let last = EXCHANGES.iter().rfind(|row| row.family == family).unwrap();
-            assert_eq!((last.link, last.collective), (None, None));
+            assert_eq!((last.link, last.collective, last.max_bytes), (None, None, u64::MAX));
+            assert_eq!(last.algorithm, Algorithm::Pull);
         }
     }
 
@@ -218,7 +258,7 @@ mod tests {
     #[test]
     fn grids_grow_with_the_message() {
         let topology = Topology { family: DeviceFamily::Nvidia, link: Link::Pcie, world: 2 };
-        let plan = |count| all_reduce(topology, count, Dtype::F32, true);
+        let plan = |count| all_reduce(topology, count, Dtype::F32, |_| true);
         assert_eq!(plan(1).blocks, 1);
         assert_eq!(plan(64 * 4).blocks, 1);
         assert_eq!(plan(64 * 4 + 1).blocks, 2);
@@ -229,8 +269,11 @@ mod tests {
     fn without_lamport_there_is_a_plan_too() {
         for (family, world) in [(DeviceFamily::Host, 2), (DeviceFamily::Nvidia, 8), (DeviceFamily::Amd, 4)] {
             let topology = Topology { family, link: Link::Pcie, world };
-            assert_eq!(all_reduce(topology, 100, Dtype::F16, true).algorithm, Algorithm::Lamport);
-            assert_ne!(all_reduce(topology, 100, Dtype::F16, false).algorithm, Algorithm::Lamport);
+            let plan =
+                |without: &[Algorithm]| all_reduce(topology, 100, Dtype::F16, |a| !without.contains(&a)).algorithm;
+            assert_eq!(plan(&[]), Algorithm::Lamport);
+            assert_eq!(plan(&[Algorithm::Lamport]), Algorithm::Lines);
+            assert_eq!(plan(&[Algorithm::Lamport, Algorithm::Lines]), Algorithm::OneStage);
         }
     }
 }

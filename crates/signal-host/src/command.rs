@@ -10,8 +10,8 @@ use crate::module::HostKernel;
 use crate::pool::Crew;
 use crate::sync::Shared;
 
-/// Most bytes of a kernel's parameter struct; the largest in the catalogue has 240.
-const PARAM_BYTES: usize = 512;
+/// Most bytes of a kernel's parameter struct; the largest in the catalogue has 520.
+const PARAM_BYTES: usize = 1024;
 
 pub(crate) enum Command {
     /// Boxed, since it is much larger than the others.

@@ -6,7 +6,7 @@ use std::thread;
 
 use signal_core::backend::{Backend, Launch, MemoryKind};
 use signal_core::error::Result;
-use signal_core::kernel::{Algorithm, FastSum, Kernel};
+use signal_core::kernel::{FastSum, Kernel};
 use signal_core::layout::LAYOUT_VERSION;
 
 use crate::*;
@@ -18,9 +18,9 @@ pub(crate) const MEET: Kernel = Kernel::BarrierProbe;
 /// All threads wait for all: (arrivals, faults found in the thread description or the block's memory).
 pub(crate) const ASSEMBLE: Kernel = Kernel::PeerProbe;
 /// Waits for a flag: (flag).
-pub(crate) const HOLD: Kernel = Kernel::AllReduce(Algorithm::OneStage, FastSum::F32);
+pub(crate) const HOLD: Kernel = Kernel::AllReduceOneStage(FastSum::F32);
 /// Each thread adds 1 to a number of its own: (numbers).
-pub(crate) const BUMP: Kernel = Kernel::AllReduce(Algorithm::OneStage, FastSum::F16);
+pub(crate) const BUMP: Kernel = Kernel::AllReduceOneStage(FastSum::F16);
 
 type Words = [u64; 4];
 
@@ -94,6 +94,8 @@ pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread
 static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
     [
         // In another order than the catalogue: names count, not places.
+        HostEntry::new(c"signal_lines_reduce", no_kernel),
+        HostEntry::new(c"signal_lines_move", no_kernel),
         HostEntry::new(c"signal_move", no_kernel),
         HostEntry::new(c"signal_reduce_scatter_any", no_kernel),
         HostEntry::new(c"signal_reduce_scatter_sum_bf16", no_kernel),

@@ -315,7 +315,7 @@ fn misuse_is_named_and_enqueues_nothing() {
     assert_eq!(launch((9, 1024), &[0]), ApiMisuse::Grid { blocks: 9, budget: 8 });
     assert_eq!(launch((1, 0), &[0]), ApiMisuse::Threads { threads: 0, limit: 1024 });
     assert_eq!(launch((1, 1025), &[0]), ApiMisuse::Threads { threads: 1025, limit: 1024 });
-    assert_eq!(launch((1, 1), &[0; 65]), ApiMisuse::BufferTooSmall { found: 512, needed: 520 });
+    assert_eq!(launch((1, 1), &[0; 129]), ApiMisuse::BufferTooSmall { found: 1024, needed: 1032 });
     let second = Host::create_stream(&Host::buffer_device(&elsewhere)).unwrap();
     let module = misuse(bench.try_launch(&second, BUMP, (1, 1), &[0], &[]));
     assert_eq!(module, ApiMisuse::WrongDevice { what: "module", found: "CPU 0".into(), expected: "CPU 1".into() });

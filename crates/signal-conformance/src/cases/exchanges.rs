@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use half::bf16;
+use signal_core::layout::{LINE_BANKS_BYTES, MAX_GPUS};
 use signal_core::reference::Rng;
-use signal_core::{Backend, Collective, Element, Phase};
+use signal_core::{Algorithm, Backend, Collective, Element, Phase};
 
 use crate::pieces::{Job, Pieces, Where};
 use crate::place::{below, pick};
 use crate::rig::{Rig, WORLDS, is_scaled_down, scaled};
 use crate::world::{World, options};
+
+/// The largest piece that goes by lines, where domains are closed.
+const MOST_LINE_BYTES: usize = LINE_BANKS_BYTES / (2 * MAX_GPUS) / 2;
 
 /// All but the all-reduce.
 const ALL: [Collective; 8] = {
@@ -19,7 +23,10 @@ const ALL: [Collective; 8] = {
 
 fn run<B: Backend, T: Element>(world: &mut World<B>, rng: &mut Rng, collective: Collective, count: usize) {
     let job = Job::draw(rng, collective, world.ranks(), count);
+    let fits = job.lines().is_some_and(|largest| largest * T::DTYPE.bytes() <= MOST_LINE_BYTES);
     let options = options(|o| {
+        o.algorithm =
+            pick(rng, &[None, Some(Algorithm::Pull), Some(Algorithm::Lines)]).filter(|a| fits || *a == Algorithm::Pull);
         (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(2), Some(3))]);
     });
     let place = pick(rng, &Where::ALL);

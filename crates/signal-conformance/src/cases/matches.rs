@@ -156,7 +156,8 @@ pub fn all_reduce_matches_on_every_domain<B: Backend>(rig: &Rig<B>) {
                 options.domain = domain;
                 let places = Mix::Anything.places(ranks, &mut rng);
                 // The largest needs several windows of an eighth of the scratch.
-                for count in [100, 100_003] {
+                let counts: &[usize] = if algorithm == Algorithm::Lines { &[100, 16_384] } else { &[100, 100_003] };
+                for &count in counts {
                     Exchange::<B, f16>::random(&mut world, count, rng.next_u64(), options, &places).run(&mut world, 0);
                 }
             }

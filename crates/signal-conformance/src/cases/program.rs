@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, CallOptions, Communicator, Dtype, Element, Phase, Result};
+use signal_core::{Algorithm, Backend, CallOptions, Collective, Communicator, Dtype, Element, Phase, Result};
 
 use crate::exchange::{Exchange, Step};
+use crate::pieces::{Job, Pieces, Where};
 use crate::place::{Mix, Place, below, pick};
 use crate::rig::{Rig, scaled};
 use crate::world::{World, options};
@@ -76,6 +77,14 @@ fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<V
     let ranks = world.ranks();
     let mut program: Vec<Vec<Box<dyn Step<B>>>> = (0..ranks).map(|_| Vec::new()).collect();
     for _ in 0..calls {
+        if below(rng, 3) == 0 {
+            match below(rng, 3) {
+                0 => add_exchange::<B, u8>(world, rng, &mut program),
+                1 => add_exchange::<B, f32>(world, rng, &mut program),
+                _ => add_exchange::<B, bf16>(world, rng, &mut program),
+            }
+            continue;
+        }
         let drawing = match draw(rng, ranks) {
             Drawn::Barrier => {
                 program.iter_mut().for_each(|steps| steps.push(Box::new(Barrier)));
@@ -90,6 +99,28 @@ fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<V
         }
     }
     program
+}
+
+/// Any collective but an all-reduce.
+fn add_exchange<B: Backend, T: Element>(world: &mut World<B>, rng: &mut Rng, program: &mut [Vec<Box<dyn Step<B>>>]) {
+    let collective = pick(rng, &Collective::ALL[1..]);
+    let count = if below(rng, 8) == 0 { below(rng, 20_000) } else { below(rng, 300) };
+    let job = Job::draw(rng, collective, world.ranks(), count);
+    let small = job.lines().is_some_and(|largest| largest < 2000);
+    let options = options(|o| {
+        o.algorithm = small.then(|| pick(rng, collective.algorithms()));
+        (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2))]);
+    });
+    let place = pick(rng, &Where::ALL);
+    let mut pieces = Pieces::<B, T>::new(world, &job, rng, options, place);
+    if below(rng, 16) == 0 {
+        let phase = pick(rng, &[Phase::Start, Phase::Exit, Phase::Exchange]);
+        let late = below(rng, world.ranks());
+        pieces.lanes[late].options.delay = Some((phase, Duration::from_millis(2)));
+    }
+    for (steps, lane) in program.iter_mut().zip(pieces.lanes) {
+        steps.push(Box::new(lane));
+    }
 }
 
 fn add<B: Backend, T: Element>(world: &mut World<B>, drawing: &Drawing, program: &mut [Vec<Box<dyn Step<B>>>]) {
@@ -159,6 +190,7 @@ pub fn counter_wrap<B: Backend>(rig: &Rig<B>) {
             comm.preset_counters(u32::MAX - before_wrap).unwrap();
             // Its last value is skipped.
             comm.preset_lamport_flag(u32::MAX - 1 - before_wrap / 4).unwrap();
+            comm.preset_line_count(u32::MAX - 2 - before_wrap / 4).unwrap();
         }
         // Not scaled: fewer calls would not reach the wrap.
         let mut program = program(&mut world, &mut rng, 100);

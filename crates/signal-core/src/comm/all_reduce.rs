@@ -11,12 +11,13 @@ use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::{Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_STAGED, FastSum, GroupParams, Kernel};
 use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
-use crate::plan::Plan;
+use crate::plan::{Load, Plan};
 
 use super::Symmetric;
 use super::call::{ALL_RANKS, Call, Work};
 use super::check::{Amount, Description};
-use super::span::check_pointer;
+use super::exchange::{Exchange, Piece};
+use super::span::{Span, check_pointer};
 
 /// A raw input or output.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +124,11 @@ impl<B: Backend> Call<'_, B> {
     ) -> Result<()> {
         let Operands { input, output, count, dtype } = operands;
         let plan = self.comm.plan_with(&self.options, count, dtype, op);
-        if plan.algorithm == Algorithm::Pull {
+        if plan.algorithm == Algorithm::Lines {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.launch_lines(stream, operands, symmetric, uses, (op, plan)) };
+        }
+        if !Algorithm::ALL_REDUCE.contains(&plan.algorithm) {
             let (collective, algorithm) = (Collective::AllReduce, plan.algorithm);
             return Err(ApiMisuse::Algorithm { collective, algorithm }.into());
         }
@@ -155,7 +160,7 @@ impl<B: Backend> Call<'_, B> {
             Algorithm::OneStage => !in_place,
             Algorithm::TwoStage => true,
             // Each rank pushes from its own memory.
-            Algorithm::Lamport | Algorithm::Pull => false,
+            Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => false,
         });
         let mut params = AllReduceParams {
             view: readable.map_or([input; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, input)),
@@ -178,6 +183,40 @@ impl<B: Backend> Call<'_, B> {
         // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
         // the symmetric buffer or this rank's scratch, which the launch keeps alive.
         unsafe { self.launch(stream, work, read.chain(uses.iter().copied())) }
+    }
+
+    /// An all-reduce in which every rank has all of its input for each rank.
+    ///
+    /// # Safety
+    /// As [`launch_all_reduce`](Self::launch_all_reduce).
+    unsafe fn launch_lines(
+        self,
+        stream: &B::Stream,
+        operands: Operands,
+        symmetric: Option<&Arc<Symmetric<B>>>,
+        uses: &[&B::Buffer],
+        (op, plan): (ReduceOp, Plan),
+    ) -> Result<()> {
+        let Operands { input, output, count, dtype } = operands;
+        let bytes = operands.check()?;
+        let memory = symmetric.map(|s| s.memory(self.comm.rank)).into_iter().chain(uses.iter().copied());
+        let span = |memory: &B::Buffer| Span { address: 0, bytes: 0, symmetric: None, memory: Some(memory.clone()) };
+        let spans: Vec<Span<B>> = memory.map(span).collect();
+        let piece = |address| [Piece { address, bytes, symmetric: None }; MAX_GPUS];
+        let exchange = Exchange {
+            collective: Collective::AllReduce,
+            root: 0,
+            send: piece(input),
+            receive: piece(output),
+            one_for_all: true,
+            in_place: input == output,
+            reduction: Some((op, dtype)),
+            load: Load { bytes, largest: bytes },
+            amount: Amount::Elements(count, dtype, op),
+            spans: &spans,
+        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch_planned(stream, &exchange, plan) }
     }
 }
 
@@ -231,7 +270,9 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
             Kernel::AllReduceSmall(sum)
         }
         Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
-        algorithm => Kernel::AllReduce(algorithm, sum),
+        Algorithm::Lamport => Kernel::AllReduceLamport(sum),
+        Algorithm::TwoStage => Kernel::AllReduceTwoStage(sum),
+        _ => Kernel::AllReduceOneStage(sum),
     }
 }
 
@@ -241,7 +282,7 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams) -> u64 {
     let packs = group.scratch_bytes / PACK_BYTES as u64;
     let world = u64::from(group.world);
     match algorithm {
-        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => packs,
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => packs,
         // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.
         Algorithm::TwoStage => packs / (world + 1) * world,
     }

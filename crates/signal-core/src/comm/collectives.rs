@@ -8,7 +8,7 @@ use crate::collective::Collective;
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::MAX_GPUS;
-use crate::plan;
+use crate::plan::{self, Load};
 use crate::signal::check_rank;
 
 use super::call::Call;
@@ -391,9 +391,10 @@ impl<B: Backend> Call<'_, B> {
         let spans = [self.span("input", input)?, self.span("output", output.as_slice())?];
         let amount = Amount::Ragged(hash_of(counts.iter().copied(), size_of::<T>()));
         // The largest of any rank, so that all have one grid.
-        let most = counts.iter().copied().max().unwrap_or(0) * world * size_of::<T>();
+        let largest = (counts.iter().copied().max().unwrap_or(0) * size_of::<T>()) as u64;
+        let load = Load { bytes: largest * world as u64, largest };
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_all_to_all_of(stream, spans, [&sent, &received], amount, most as u64) }
+        unsafe { self.launch_all_to_all_of(stream, spans, [&sent, &received], amount, load) }
     }
 
     fn reduce_scatter_slices<T: Element>(
@@ -448,7 +449,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: false,
             in_place: false,
             reduction: Some(reduction),
-            bytes: parts.total(),
+            load: parts.load(),
             amount,
             spans: &spans,
         };
@@ -482,7 +483,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: true,
             in_place: false,
             reduction: Some(reduction),
-            bytes,
+            load: Load { bytes, largest: bytes },
             amount: Amount::Elements(bytes as usize / reduction.1.bytes(), reduction.1, reduction.0),
             spans: &spans,
         };
@@ -504,7 +505,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: true,
             in_place: false,
             reduction: None,
-            bytes: parts.total(),
+            load: parts.load(),
             amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
             spans: &spans,
         };
@@ -526,7 +527,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: true,
             in_place: false,
             reduction: None,
-            bytes: whole.bytes,
+            load: Load { bytes: whole.bytes, largest: whole.bytes },
             amount: Amount::Bytes(whole.bytes),
             spans: &spans,
         };
@@ -561,7 +562,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: false,
             in_place: false,
             reduction: None,
-            bytes: parts.total(),
+            load: parts.load(),
             amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
             spans: &spans,
         };
@@ -596,7 +597,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: true,
             in_place: false,
             reduction: None,
-            bytes: parts.total(),
+            load: parts.load(),
             amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
             spans: &spans,
         };
@@ -628,9 +629,9 @@ impl<B: Backend> Call<'_, B> {
         parts: [&Parts; 2],
         amount: Amount,
     ) -> Result<()> {
-        let bytes = parts[0].total();
+        let load = parts[0].load();
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_all_to_all_of(stream, spans, parts, amount, bytes) }
+        unsafe { self.launch_all_to_all_of(stream, spans, parts, amount, load) }
     }
 
     /// # Safety
@@ -641,7 +642,7 @@ impl<B: Backend> Call<'_, B> {
         spans: [Span<B>; 2],
         [sent, received]: [&Parts; 2],
         amount: Amount,
-        bytes: u64,
+        load: Load,
     ) -> Result<()> {
         let [input, output] = &spans;
         let in_place = input.address == output.address;
@@ -656,7 +657,7 @@ impl<B: Backend> Call<'_, B> {
             one_for_all: false,
             in_place,
             reduction: None,
-            bytes,
+            load,
             amount,
             spans: &spans,
         };
@@ -746,6 +747,10 @@ impl Parts {
 
     fn total(&self) -> u64 {
         self.bytes.iter().sum()
+    }
+
+    fn load(&self) -> Load {
+        Load { bytes: self.total(), largest: self.bytes.into_iter().max().unwrap_or(0) }
     }
 
     /// Refuses an operand that does not hold all of them.

@@ -1,5 +1,6 @@
 //! Collectives in which each rank has a piece of data for each rank: what they share on the host.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use bytemuck::bytes_of;
@@ -8,9 +9,9 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{ExchangeParams, FLAG_STAGED, FastSum, Kernel};
-use crate::layout::MAX_GPUS;
-use crate::plan::{self, Plan};
+use crate::kernel::{Algorithm, ExchangeParams, FLAG_STAGED, FastSum, Kernel};
+use crate::layout::{CONTROL_OFFSET, Control, LINE_BANKS_BYTES, MAX_GPUS};
+use crate::plan::{self, Load, Plan};
 
 use super::Symmetric;
 use super::call::{ALL_RANKS, Call, Work};
@@ -66,9 +67,9 @@ pub(super) struct Exchange<'a, B: Backend> {
     /// Whether peers must not read the input: this rank overwrites it meanwhile.
     pub(super) in_place: bool,
     pub(super) reduction: Option<(ReduceOp, Dtype)>,
-    /// Bytes that the plan is made for, the same on all ranks; 0: nothing moves on any rank. Of sends and receives each pair has
+    /// What the plan is made for, the same on all ranks; of 0 bytes: nothing moves on any rank. Of sends and receives each pair has
     /// its own.
-    pub(super) bytes: u64,
+    pub(super) load: Load,
     /// What is compared in checked mode; not of sends and receives.
     pub(super) amount: Amount,
     /// Memory of this rank.
@@ -76,28 +77,44 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: Backend> Call<'_, B> {
-    /// The plan of such a collective that moves `bytes`.
-    fn plan_exchange(&self, collective: Collective, bytes: u64) -> Result<Plan> {
-        let plan = self.comm.plan_of_with(&self.options, collective, bytes);
-        if collective.algorithms().contains(&plan.algorithm) {
-            Ok(plan)
-        } else {
-            Err(ApiMisuse::Algorithm { collective, algorithm: plan.algorithm }.into())
+    fn plan_exchange(&self, collective: Collective, load: Load) -> Result<Plan> {
+        let plan = self.comm.plan_of_with(&self.options, collective, load);
+        if !collective.algorithms().contains(&plan.algorithm) {
+            return Err(ApiMisuse::Algorithm { collective, algorithm: plan.algorithm }.into());
         }
+        Ok(plan)
     }
 
     /// # Safety
     /// The pieces lie in memory of this rank that the spans keep alive, or for which the caller answers as the raw layer says; those
     /// to receive are this call's alone.
     pub(super) unsafe fn launch_exchange(self, stream: &B::Stream, exchange: &Exchange<'_, B>) -> Result<()> {
+        let collective = exchange.collective;
+        let plan = self.plan_exchange(collective, exchange.load)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch_planned(stream, exchange, plan) }
+    }
+
+    /// # Safety
+    /// As [`launch_exchange`](Self::launch_exchange).
+    pub(super) unsafe fn launch_planned(
+        self,
+        stream: &B::Stream,
+        exchange: &Exchange<'_, B>,
+        plan: Plan,
+    ) -> Result<()> {
         let Exchange { collective, root, reduction, .. } = *exchange;
         let (rank, world) = (self.comm.rank, self.comm.world_size());
         let apart = collective == Collective::SendRecv;
-        let plan = self.plan_exchange(collective, exchange.bytes)?;
+        let lines = plan.algorithm == Algorithm::Lines;
         let group = if apart { self.begin_apart()? } else { self.begin(plan.blocks, plan.threads)? };
         let described = Description::collective(collective, &plan, root, exchange.amount);
-        if exchange.bytes == 0 {
+        if exchange.load.bytes == 0 {
             return if apart { Ok(()) } else { self.check_alone(stream, described) };
+        }
+        let (bytes, limit) = (exchange.load.largest, self.comm.most_line_bytes());
+        if lines && bytes > limit {
+            return Err(ApiMisuse::LinesTooLarge { bytes, limit }.into());
         }
 
         let mut params = ExchangeParams {
@@ -108,6 +125,8 @@ impl<B: Backend> Call<'_, B> {
             receive_bytes: exchange.receive.map(|piece| piece.bytes),
             window_bytes: group.scratch_bytes / if exchange.one_for_all { 1 } else { world as u64 } / LINE * LINE,
             slot_bytes: 0,
+            banks: (CONTROL_OFFSET + offset_of!(Control, line_banks)) as u64
+                + LINE_BANKS_BYTES as u64 / self.comm.shares() * u64::from(group.domain),
             blocks: [plan.blocks; MAX_GPUS],
             seal: [0; MAX_GPUS],
             operation: collective.operation() as u32,
@@ -115,11 +134,15 @@ impl<B: Backend> Call<'_, B> {
             dtype: reduction.map_or(0, |(_, dtype)| dtype as u32),
             reserved: 0,
         };
-        if !exchange.one_for_all {
+        if lines {
+            params.slot_bytes = self.comm.line_slot_bytes();
+        } else if !exchange.one_for_all {
             params.slot_bytes = params.window_bytes;
         }
         let to_peers = || exchange.send.iter().enumerate().filter(|(to, piece)| *to != rank && piece.bytes > 0);
-        if exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none()) {
+        if lines {
+            // Each rank pushes from its own memory.
+        } else if exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none()) {
             params.group.flags |= FLAG_STAGED;
         } else {
             for (to, piece) in to_peers() {
@@ -136,7 +159,7 @@ impl<B: Backend> Call<'_, B> {
             // Each pair's, of what it alone moves.
             for peer in 0..world {
                 let bytes = params.send_bytes[peer].max(params.receive_bytes[peer]);
-                params.blocks[peer] = self.plan_exchange(collective, bytes)?.blocks;
+                params.blocks[peer] = self.plan_exchange(collective, Load { bytes, largest: bytes })?.blocks;
             }
         }
         let grid = params.blocks.into_iter().take(world).max().unwrap_or(1);
@@ -153,7 +176,9 @@ impl<B: Backend> Call<'_, B> {
             }
         }
         let kernel = match reduction {
+            None if lines => Kernel::LinesMove,
             None => Kernel::Move,
+            Some(_) if lines => Kernel::LinesReduce,
             Some((op, dtype)) => FastSum::of(op, dtype).map_or(Kernel::ReduceScatterAny, Kernel::ReduceScatter),
         };
         let work = Work {
@@ -161,7 +186,7 @@ impl<B: Backend> Call<'_, B> {
             grid,
             threads: plan.threads,
             params: bytes_of(&params),
-            partners: if apart || !self.comm.checks() { partners } else { ALL_RANKS },
+            partners: if lines || (self.comm.checks() && !apart) { ALL_RANKS } else { partners },
             same_grid: !apart,
             described: Some(compared),
         };

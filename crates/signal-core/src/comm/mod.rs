@@ -37,10 +37,10 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::{Algorithm, FLAG_ORDERED, GroupParams};
 use crate::layout::{
-    CONTROL_BYTES, CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line, NUM_BARRIER_DOMAINS,
-    SCRATCH_OFFSET, SIGNAL_START, Signal,
+    CONTROL_OFFSET, Control, LINE_BANKS_BYTES, LINE_COUNTER_BYTES, LINES_BYTES, LamportState, Line, LineState,
+    MAX_GPUS, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, SIGNAL_START, Signal,
 };
-use crate::plan::{self, Plan};
+use crate::plan::{self, Load, Plan};
 use crate::rendezvous::{Id, Rendezvous, UnixRendezvous};
 use crate::settings::Settings;
 use crate::signal::SignalPtr;
@@ -235,7 +235,7 @@ impl<B: Backend> Communicator<B> {
         let (memory, service) = (&self.group.memory[self.rank], &self.own.service);
         let counters = offset_of!(Signal, lamport_state);
         let control = SIGNAL_START + CONTROL_OFFSET;
-        let lines = (control + offset_of!(Control, line_counter))..(control + CONTROL_BYTES);
+        let lines = (control + offset_of!(Control, line_counter))..(control + offset_of!(Control, pad));
         B::fill(service, memory, SIGNAL_START, counters, value)?;
         B::fill(service, memory, lines.start, lines.len(), value)?;
         B::synchronize(service)
@@ -254,6 +254,25 @@ impl<B: Backend> Communicator<B> {
         let service = &self.own.service;
         let flag = SIGNAL_START + offset_of!(Signal, lamport_state) + offset_of!(LamportState, flag);
         B::fill(service, &self.group.memory[self.rank], flag, 4, value)?;
+        B::synchronize(service)
+    }
+
+    /// Presets the counts of calls by lines, on all domains, to test their wrap. Call it on every rank with the same value, before any
+    /// collective.
+    ///
+    /// # Errors
+    /// [`ApiMisuse::LamportFlag`] for a value that is no count; errors of the driver.
+    #[doc(hidden)]
+    pub fn preset_line_count(&mut self, value: u32) -> Result<()> {
+        if value > 0xffff_fffd {
+            return Err(ApiMisuse::LamportFlag(value).into());
+        }
+        let (service, memory) = (&self.own.service, &self.group.memory[self.rank]);
+        let state = SIGNAL_START + CONTROL_OFFSET + offset_of!(Control, line_state);
+        for domain in 0..NUM_BARRIER_DOMAINS {
+            let count = state + domain * size_of::<LineState>() + offset_of!(LineState, count);
+            B::fill(service, memory, count, 4, value)?;
+        }
         B::synchronize(service)
     }
 
@@ -286,9 +305,8 @@ impl<B: Backend> Communicator<B> {
 
     /// The parameters of a call on `domain`: with its share of the scratch.
     fn group_params(&self, domain: u32) -> GroupParams {
-        let shares = if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 };
         // A multiple of 128, the GPUs' cache line, so that shares do not meet in one.
-        let share = (self.settings.scratch_bytes as u64 / shares) & !127;
+        let share = (self.settings.scratch_bytes as u64 / self.shares()) & !127;
         let scratch_offset = (SCRATCH_OFFSET - SIGNAL_START) as u64 + share * u64::from(domain);
         let control = self.params.own + CONTROL_OFFSET as u64;
         let line_counters = control + (offset_of!(Control, line_counter) + domain as usize * LINE_COUNTER_BYTES) as u64;
@@ -378,27 +396,50 @@ impl<B: Backend> Communicator<B> {
     }
 
     fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype, op: ReduceOp) -> Plan {
-        let settings = &self.settings;
         let bytes = count.saturating_mul(dtype.bytes()) as u64;
-        let fits = all_reduce::check_lamport(bytes, options.domain, dtype, op).is_ok();
-        let table = plan::all_reduce(self.group.topology, count, dtype, fits);
-        let takes = |algorithm: &Algorithm| Algorithm::ALL_REDUCE.contains(algorithm);
-        let setting = settings.algorithm.filter(takes).filter(|algorithm| fits || *algorithm != Algorithm::Lamport);
+        let takes = |algorithm| match algorithm {
+            Algorithm::Lamport => all_reduce::check_lamport(bytes, options.domain, dtype, op).is_ok(),
+            Algorithm::Lines => bytes <= self.most_line_bytes(),
+            algorithm => Algorithm::ALL_REDUCE.contains(&algorithm),
+        };
+        let table = plan::all_reduce(self.group.topology, count, dtype, takes);
+        let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
         let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
         self.fitted(Plan { algorithm, ..table }, options)
     }
 
-    /// The plan of any other collective that moves `bytes` and is called without options: the same on every rank. What counts are
-    /// the bytes of a rank's input or of its output, whichever is more; of a send-recv those of the larger of the two messages.
+    /// The plan of any other collective that moves `bytes` in equal parts and is called without options: the same on every rank. What
+    /// counts are the bytes of a rank's input or of its output, whichever is more; of a send-recv those of the larger of the two
+    /// messages.
     pub fn plan_of(&self, collective: Collective, bytes: u64) -> Plan {
-        self.plan_of_with(&CallOptions::default(), collective, bytes)
+        let parts = if collective.has_parts() { self.world_size() as u64 } else { 1 };
+        self.plan_of_with(&CallOptions::default(), collective, Load { bytes, largest: bytes.div_ceil(parts) })
     }
 
-    fn plan_of_with(&self, options: &CallOptions, collective: Collective, bytes: u64) -> Plan {
-        let table = plan::exchange(self.group.topology, collective, bytes);
-        let takes = |algorithm: &Algorithm| collective.algorithms().contains(algorithm);
-        let algorithm = options.algorithm.or(self.settings.algorithm.filter(takes)).unwrap_or(table.algorithm);
+    fn plan_of_with(&self, options: &CallOptions, collective: Collective, load: Load) -> Plan {
+        let takes = |algorithm: Algorithm| {
+            let fits = algorithm != Algorithm::Lines || load.largest <= self.most_line_bytes();
+            fits && collective.algorithms().contains(&algorithm)
+        };
+        let table = plan::exchange(self.group.topology, collective, load, takes);
+        let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
+        let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
         self.fitted(Plan { algorithm, ..table }, options)
+    }
+
+    /// Domains that divide what one communicator has.
+    fn shares(&self) -> u64 {
+        if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 }
+    }
+
+    /// Bytes of a rank's slot in a bank of lines: a domain has two banks.
+    fn line_slot_bytes(&self) -> u64 {
+        LINE_BANKS_BYTES as u64 / self.shares() / (2 * MAX_GPUS as u64)
+    }
+
+    /// The largest piece that goes by lines, of which half is data.
+    fn most_line_bytes(&self) -> u64 {
+        self.line_slot_bytes() / 2
     }
 
     /// What the table proposes is cut down to the budget; what the user asks for is taken or refused.

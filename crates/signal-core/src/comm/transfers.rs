@@ -7,6 +7,7 @@ use crate::buffer::{Slice, SliceMut};
 use crate::collective::Collective;
 use crate::error::{ApiMisuse, Result};
 use crate::layout::MAX_GPUS;
+use crate::plan::Load;
 use crate::signal::check_rank;
 
 use super::call::Call;
@@ -126,6 +127,7 @@ impl<'c, B: Backend> Transfers<'c, B> {
             span.map_or(Piece::NONE, |span| Piece::of(span, 0, span.bytes))
         };
         let (send, receive) = (is_send.map(&mut piece), is_receive.map(&mut piece));
+        let largest = send.iter().chain(&receive).map(|piece| piece.bytes).max().unwrap_or(0);
         let exchange = Exchange {
             collective: Collective::SendRecv,
             root: 0,
@@ -134,7 +136,7 @@ impl<'c, B: Backend> Transfers<'c, B> {
             one_for_all: false,
             in_place: false,
             reduction: None,
-            bytes: send.iter().chain(&receive).map(|piece| piece.bytes).max().unwrap_or(0),
+            load: Load { bytes: largest, largest },
             amount: Amount::Bytes(0),
             spans: &spans,
         };

@@ -22,13 +22,18 @@ pub enum Algorithm {
     /// Of all other collectives. Every rank pulls what is for it from its peers' inputs, or from their scratch where peers cannot
     /// read those: one hop.
     Pull,
+    /// Of all but send-recv. Every rank pushes what it has for its peers as lines, which carry readiness beside each 4 bytes: one hop
+    /// and no barrier, twice the bytes, for small pieces of any data on any domain.
+    Lines,
 }
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Algorithm; 4] = [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Pull];
-    /// Those of an all-reduce, in the order of the kernel catalogue.
-    pub const ALL_REDUCE: [Algorithm; 3] = [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport];
+    pub const ALL: [Algorithm; 5] =
+        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Pull, Algorithm::Lines];
+    /// Those of an all-reduce.
+    pub const ALL_REDUCE: [Algorithm; 4] =
+        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Lines];
 
     /// The name used by `SIGNAL_ALGO` and the command line.
     pub const fn name(self) -> &'static str {
@@ -37,6 +42,7 @@ impl Algorithm {
             Algorithm::TwoStage => "two-stage",
             Algorithm::Lamport => "lamport",
             Algorithm::Pull => "pull",
+            Algorithm::Lines => "ll",
         }
     }
 
@@ -64,9 +70,12 @@ pub enum Kernel {
     PeerProbe,
     /// The comparison of the ranks' calls in checked mode ([`CheckParams`]).
     Check,
-    /// An all-reduce by a sum that has kernels of its own, by an algorithm of [`Algorithm::ALL_REDUCE`] ([`AllReduceParams`]);
-    /// with [`Algorithm::Lamport`] for more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks.
-    AllReduce(Algorithm, FastSum),
+    /// A one-stage all-reduce by a sum that has kernels of its own ([`AllReduceParams`]).
+    AllReduceOneStage(FastSum),
+    /// A two-stage all-reduce by such a sum ([`AllReduceParams`]).
+    AllReduceTwoStage(FastSum),
+    /// A Lamport all-reduce of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
+    AllReduceLamport(FastSum),
     /// The one-stage all-reduce of a message that is one window of symmetric input, with few packs a thread, at most
     /// [`SMALL_WORLD`](Self::SMALL_WORLD) ranks and barriers as the platform orders them ([`AllReduceParams`]). Meets the
     /// one-stage kernel of peers whose call is not such a one.
@@ -83,6 +92,10 @@ pub enum Kernel {
     ReduceScatterAny,
     /// Collectives that move data, of whatever type ([`ExchangeParams`]).
     Move,
+    /// The same by lines ([`ExchangeParams`]).
+    LinesMove,
+    /// Collectives that reduce, of any type by any operator, by lines ([`ExchangeParams`]).
+    LinesReduce,
 }
 
 /// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
@@ -122,7 +135,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 28] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -149,6 +162,8 @@ const NAMES: [&str; 26] = [
     "signal_reduce_scatter_sum_bf16",
     "signal_reduce_scatter_any",
     "signal_move",
+    "signal_lines_move",
+    "signal_lines_reduce",
 ];
 
 impl Kernel {
@@ -165,9 +180,9 @@ impl Kernel {
             Kernel::BarrierProbe => 1,
             Kernel::PeerProbe => 2,
             Kernel::Check => 3,
-            Kernel::AllReduce(Algorithm::OneStage | Algorithm::Pull, sum) => Self::sum_index(0, sum),
-            Kernel::AllReduce(Algorithm::TwoStage, sum) => Self::sum_index(1, sum),
-            Kernel::AllReduce(Algorithm::Lamport, sum) => Self::sum_index(2, sum),
+            Kernel::AllReduceOneStage(sum) => Self::sum_index(0, sum),
+            Kernel::AllReduceTwoStage(sum) => Self::sum_index(1, sum),
+            Kernel::AllReduceLamport(sum) => Self::sum_index(2, sum),
             Kernel::AllReduceSmall(sum) => Self::sum_index(3, sum),
             Kernel::AllReduceLamportSmall(sum) => Self::sum_index(4, sum),
             Kernel::AllReduceOneStageAny => 19,
@@ -175,6 +190,8 @@ impl Kernel {
             Kernel::ReduceScatter(sum) => 21 + sum as usize,
             Kernel::ReduceScatterAny => 24,
             Kernel::Move => 25,
+            Kernel::LinesMove => 26,
+            Kernel::LinesReduce => 27,
         }
     }
 
@@ -188,12 +205,14 @@ impl Kernel {
         let sums = |kernel: fn(FastSum) -> Kernel| FastSum::ALL.into_iter().map(kernel);
         [Kernel::Barrier, Kernel::BarrierProbe, Kernel::PeerProbe, Kernel::Check]
             .into_iter()
-            .chain(Algorithm::ALL_REDUCE.into_iter().flat_map(|a| FastSum::ALL.map(|sum| Kernel::AllReduce(a, sum))))
+            .chain(sums(Kernel::AllReduceOneStage))
+            .chain(sums(Kernel::AllReduceTwoStage))
+            .chain(sums(Kernel::AllReduceLamport))
             .chain(sums(Kernel::AllReduceSmall))
             .chain(sums(Kernel::AllReduceLamportSmall))
             .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
             .chain(sums(Kernel::ReduceScatter))
-            .chain([Kernel::ReduceScatterAny, Kernel::Move])
+            .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::LinesMove, Kernel::LinesReduce])
     }
 
     /// Entry name in every image.
@@ -216,13 +235,15 @@ mod tests {
         for (index, kernel) in Kernel::all().enumerate() {
             assert_eq!(kernel.index(), index);
             let name = match kernel {
-                Kernel::AllReduce(algorithm, sum) => format!("all_reduce_{algorithm}_sum_{}", sum.dtype()),
+                Kernel::AllReduceOneStage(sum) => format!("all_reduce_one_stage_sum_{}", sum.dtype()),
+                Kernel::AllReduceTwoStage(sum) => format!("all_reduce_two_stage_sum_{}", sum.dtype()),
+                Kernel::AllReduceLamport(sum) => format!("all_reduce_lamport_sum_{}", sum.dtype()),
                 Kernel::AllReduceSmall(sum) => format!("all_reduce_one_stage_small_sum_{}", sum.dtype()),
                 Kernel::AllReduceLamportSmall(sum) => format!("all_reduce_lamport_small_sum_{}", sum.dtype()),
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
                 _ => continue,
             };
-            assert_eq!(kernel.name(), format!("signal_{}", name.replace('-', "_")));
+            assert_eq!(kernel.name(), format!("signal_{name}"));
         }
         assert_eq!(Kernel::all().count(), Kernel::COUNT);
         assert_eq!(

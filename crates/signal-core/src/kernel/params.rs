@@ -41,6 +41,8 @@ pub enum Operation {
     AllToAll = 13,
     /// Sends and receives.
     SendRecv = 14,
+    /// An all-reduce by lines.
+    AllReduceLines = 15,
 }
 
 impl Operation {
@@ -61,6 +63,7 @@ impl Operation {
             12 => "gather",
             13 => "all-to-all",
             14 => "send-recv",
+            15 => "ll all-reduce",
             _ => "unknown operation",
         }
     }
@@ -228,7 +231,7 @@ pub struct AllReduceParams {
     pub dtype: u32,
 }
 
-/// Parameters of [`Kernel::Move`] and [`Kernel::ReduceScatter`]: what this rank has for each rank, and what it gets from each, all
+/// Parameters of [`Kernel::Move`], [`Kernel::ReduceScatter`] and their forms: what this rank has for each rank, and what it gets from each, all
 /// in bytes. Both ranks of a pair agree on the two pieces between them, on the window and on the blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -247,7 +250,10 @@ pub struct ExchangeParams {
     /// Bytes of each piece that one window moves: a multiple of a pack.
     pub window_bytes: u64,
     /// Bytes from the place of one rank's staged piece in the scratch to that of the next; 0 where all get the same piece.
+    /// Of calls by lines: bytes of a rank's slot in a bank.
     pub slot_bytes: u64,
+    /// The banks of lines of this domain, from each rank's base.
+    pub banks: u64,
     /// Blocks, from the first on, that move the pieces between this rank and each.
     pub blocks: [u32; MAX_GPUS],
     /// What both ranks of a pair have made of all that they must agree on: below 2^11.
@@ -272,6 +278,6 @@ const _: () = {
     assert!(size_of::<CheckParams>() == 296);
     assert!(size_of::<AllReduceParams>() == 280);
     assert!(offset_of!(AllReduceParams, view) == 208);
-    assert!(size_of::<ExchangeParams>() == 512);
+    assert!(size_of::<ExchangeParams>() == 520);
     assert!(offset_of!(ExchangeParams, window_bytes) == 416);
 };
