@@ -2,6 +2,7 @@
 
 pub mod barrier;
 pub mod check;
+pub mod domains;
 pub mod exchanges;
 pub mod fault;
 pub mod graph;

@@ -132,6 +132,13 @@ macro_rules! suite {
                     recover_after_a_stop_at_every_point,
                     recover_after_an_abort,
                     misuse_recover;
+                domains:
+                    domains_on_threads_at_once,
+                    domains_do_not_wait_for_each_other,
+                    domains_stay_in_order_from_handle_to_handle,
+                    domains_share_a_fault,
+                    domains_outlive_their_communicator,
+                    misuse_domain_handles;
                 check:
                     check_names_both_calls,
                     check_lets_equal_calls_through;

@@ -107,6 +107,10 @@ pub enum ApiMisuse {
     /// Domains above 0 need [`Settings::domains`](crate::Settings::domains), which divides the scratch among them.
     #[error("barrier domain {0} is used, but the communicator was created without domains")]
     DomainsClosed(u32),
+    /// A domain has one handle at a time ([`Communicator::domain`](crate::Communicator::domain)). While it is alive the
+    /// communicator makes no call on that domain, and does not recover.
+    #[error("barrier domain {0} has a handle, which is alive")]
+    DomainTaken(u32),
     /// Where data lies that peers are told of.
     #[error("data ends at {address:#x}, and must end below {limit:#x}")]
     AddressTooHigh {
