@@ -1,6 +1,7 @@
 //! The cases, by topic. [`suite!`](crate::suite) lists them.
 
 pub mod barrier;
+pub mod blocks;
 pub mod check;
 pub mod domains;
 pub mod exchanges;

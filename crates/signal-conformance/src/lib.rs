@@ -139,6 +139,9 @@ macro_rules! suite {
                     domains_share_a_fault,
                     domains_outlive_their_communicator,
                     misuse_domain_handles;
+                blocks:
+                    max_blocks_is_a_budget,
+                    max_blocks_of_domains;
                 check:
                     check_names_both_calls,
                     check_lets_equal_calls_through;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Link, MemoryKind};
 use crate::error::{self, ApiMisuse, Error, Result};
 use crate::kernel::Kernel;
-use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND};
+use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, NUM_BARRIER_DOMAINS};
 use crate::peer::prove_peer_with;
 use crate::plan::{self, Topology};
 use crate::rendezvous::Rendezvous;
@@ -21,12 +21,13 @@ use super::{Communicator, Own, process};
 pub struct Builder<B: Backend> {
     settings: Option<Settings>,
     share_devices: bool,
+    max_blocks: Option<u32>,
     backend: PhantomData<B>,
 }
 
 impl<B: Backend> Builder<B> {
     pub(crate) fn new() -> Self {
-        Builder { settings: None, share_devices: false, backend: PhantomData }
+        Builder { settings: None, share_devices: false, max_blocks: None, backend: PhantomData }
     }
 
     /// The settings of every rank; without, [`Settings::from_env`].
@@ -44,6 +45,13 @@ impl<B: Backend> Builder<B> {
         self
     }
 
+    /// The most blocks of a call's grid, instead of [`Settings::max_blocks`].
+    #[must_use]
+    pub fn max_blocks(mut self, blocks: u32) -> Self {
+        self.max_blocks = Some(blocks);
+        self
+    }
+
     /// One communicator for each device, rank by rank, all in this process.
     ///
     /// # Errors
@@ -57,12 +65,13 @@ impl<B: Backend> Builder<B> {
     /// One communicator for each (device, settings), as separate processes would bring them. They must agree.
     ///
     /// # Errors
-    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`Disagreement`](error::Rendezvous::Disagreement),
+    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`ApiMisuse::Grid`], [`Disagreement`](error::Rendezvous::Disagreement),
     /// [`Error::Peer`] with the pair and the reason, [`Error::Image`], and errors of the driver, such as out of memory.
     pub fn all_local_with(&self, ranks: &[(B::Device, Settings)]) -> Result<Vec<Communicator<B>>> {
         let world = ranks.len();
         check_world(world)?;
-        for (_, settings) in ranks {
+        let ranks: Vec<_> = ranks.iter().map(|(device, settings)| (device.clone(), self.with_own(settings))).collect();
+        for (_, settings) in &ranks {
             settings.validate()?;
         }
         let devices: Vec<_> = ranks.iter().map(|(device, _)| device.clone()).collect();
@@ -89,7 +98,7 @@ impl<B: Backend> Builder<B> {
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
             let sharing = devices.iter().filter(|other| *other == device).count();
-            rooms::<B>(device, module, max_threads, sharing)
+            rooms::<B>(device, module, max_threads, settings, sharing)
         });
         let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
@@ -124,7 +133,12 @@ impl<B: Backend> Builder<B> {
     }
 
     fn effective_settings(&self) -> Result<Settings> {
-        self.settings.clone().map_or_else(Settings::from_env, Ok)
+        self.settings.clone().map_or_else(Settings::from_env, Ok).map(|settings| self.with_own(&settings))
+    }
+
+    /// Settings with what was asked for here.
+    fn with_own(&self, settings: &Settings) -> Settings {
+        Settings { max_blocks: self.max_blocks.or(settings.max_blocks), ..settings.clone() }
     }
 }
 
@@ -165,19 +179,21 @@ pub(super) fn compare<V: AsRef<str>>(names: &[&'static str], ranks: &[Vec<V>]) -
     Ok(())
 }
 
-/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide.
+/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide, and open domains.
 pub(super) fn rooms<B: Backend>(
     device: &B::Device,
     module: &B::Module,
     max_threads: u32,
+    settings: &Settings,
     sharing: usize,
 ) -> Result<Vec<Room>> {
     let units = B::describe(device).compute_units;
-    let most = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
+    let shares = sharing * if settings.domains { NUM_BARRIER_DOMAINS } else { 1 };
+    let most = settings.max_blocks.unwrap_or(u32::MAX).min(MAX_NUM_BLOCKS_UPPER_BOUND as u32);
     BlockBudget::classes(max_threads)
         .map(|threads| {
             Kernel::all().try_fold(Room { blocks: most, beside_next: most }, |room, kernel| {
-                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, sharing as u32)))
+                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, shares as u32)))
             })
         })
         .collect()

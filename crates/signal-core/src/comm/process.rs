@@ -264,7 +264,7 @@ pub(super) fn connect<B: Backend>(
         tracing::warn!(device = info.label(), "several processes share a device: they take turns unless MPS runs");
     }
     let prepared = B::create_stream(device).and_then(|service| {
-        let rooms = rooms::<B>(device, &module, max_threads, sharing)?;
+        let rooms = rooms::<B>(device, &module, max_threads, &settings, sharing)?;
         let own = Own::<B>::new(device, module, service)?;
         let memory = own.allocate(MemoryKind::Shared, &settings, rank, world)?;
         Ok((rooms, own, memory))
