@@ -20,4 +20,5 @@ pub mod raw;
 pub mod recover;
 pub mod setup;
 pub mod special;
+pub mod split;
 pub mod streams;

@@ -139,6 +139,14 @@ macro_rules! suite {
                     domains_share_a_fault,
                     domains_outlive_their_communicator,
                     misuse_domain_handles;
+                split:
+                    split_rows_and_columns,
+                    split_with_a_thread_a_rank,
+                    split_by_key_and_again,
+                    split_waits_for_all,
+                    split_divides_the_blocks,
+                    split_beside_another_communicator,
+                    misuse_split;
                 blocks:
                     max_blocks_is_a_budget,
                     max_blocks_of_domains;
@@ -184,6 +192,8 @@ macro_rules! suite {
                 processes_recover,
                 processes_refuse_differences,
                 processes_two_groups,
+                processes_split,
+                processes_kill_one_while_they_split,
                 processes_kill_one
             }
         }

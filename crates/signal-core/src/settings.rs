@@ -33,7 +33,7 @@ pub struct Settings {
     pub check: bool,
     /// `SIGNAL_MAX_BLOCKS`: the most blocks of a call's grid, where more would fit: to leave room on the device to whatever else runs
     /// there, such as another communicator. Calls that choose more, and a `SIGNAL_BLOCKS` above it, are
-    /// [`ApiMisuse::Grid`].
+    /// [`ApiMisuse::Grid`]. A [split](crate::Communicator::split) divides it as all that fits.
     pub max_blocks: Option<u32>,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,

@@ -107,6 +107,8 @@ pub fn misuse_domain_handles<B: Backend>(rig: &Rig<B>) {
                 refused(comm.with(on).barrier(stream), taken.clone());
                 let called = comm.with(on).all_reduce(stream, &r.inputs[rank], &mut r.outputs[rank], ReduceOp::Sum);
                 refused(called, taken.clone());
+                // Before any other rank is waited for.
+                refused(comm.split(None, 0).map(drop), taken.clone());
                 if domain == 0 {
                     refused(comm.barrier(stream), taken.clone());
                     comm.with(options(|o| o.domain = 5)).barrier(stream).unwrap();
@@ -123,7 +125,8 @@ pub fn misuse_domain_handles<B: Backend>(rig: &Rig<B>) {
                 );
             }
             refused(Communicator::recover_all(&mut r.world.comms), taken.clone());
-            refused(r.world.comms[0].recover(), taken);
+            refused(r.world.comms[0].recover(), taken.clone());
+            refused(Communicator::split_all(&mut r.world.comms, &[(None, 0); 2]).map(drop), taken);
             for (handle, stream) in handles.iter().zip(&r.world.streams) {
                 handle.wait(stream).unwrap();
             }

@@ -103,16 +103,10 @@ impl<B: Backend> Builder<B> {
         let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
 
-        let (mut owns, mut memory) = (Vec::with_capacity(world), Vec::with_capacity(world));
-        for (rank, ((device, module), service)) in devices.iter().zip(modules).zip(services).enumerate() {
-            let own = Own::<B>::new(device, module, service)?;
-            memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
-            owns.push(own);
-        }
+        let seats = devices.into_iter().zip(modules).zip(services);
+        let seats = seats.map(|((device, module), service)| Seat { device, module, service }).collect();
         let topology = Topology { family: infos[0].family, link, world };
-        let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
-        let ranks = owns.into_iter().enumerate();
-        Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
+        seat(seats, settings, topology, budget)
     }
 
     /// This process's rank of a group whose ranks are processes, on a device that it drives. Collective: every rank calls it,
@@ -129,7 +123,13 @@ impl<B: Backend> Builder<B> {
     /// [`Error::Rendezvous`] with the ranks that did not come, that failed and why, or that differ and in what;
     /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason; [`Error::Image`], and errors of the driver.
     pub fn connect(&self, device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Communicator<B>> {
-        process::connect(device, self.effective_settings(), self.share_devices, Box::new(rendezvous))
+        let settings = self.effective_settings();
+        let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
+        let prepared = settings.and_then(|settings| {
+            settings.validate()?;
+            Ok((settings, B::load(device)?))
+        });
+        process::connect(device, prepared, self.share_devices, None, (Box::new(rendezvous), patience))
     }
 
     fn effective_settings(&self) -> Result<Settings> {
@@ -140,6 +140,34 @@ impl<B: Backend> Builder<B> {
     fn with_own(&self, settings: &Settings) -> Settings {
         Settings { max_blocks: self.max_blocks.or(settings.max_blocks), ..settings.clone() }
     }
+}
+
+/// What a rank to be brings.
+#[derive(Debug)]
+pub(super) struct Seat<B: Backend> {
+    pub(super) device: B::Device,
+    pub(super) module: B::Module,
+    pub(super) service: B::Stream,
+}
+
+/// A group of ranks of this process, whose devices reach each other.
+pub(super) fn seat<B: Backend>(
+    seats: Vec<Seat<B>>,
+    settings: &Settings,
+    topology: Topology,
+    budget: BlockBudget,
+) -> Result<Vec<Communicator<B>>> {
+    let world = seats.len();
+    let (mut devices, mut owns, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, Seat { device, module, service }) in seats.into_iter().enumerate() {
+        let own = Own::<B>::new(&device, module, service)?;
+        memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
+        owns.push(own);
+        devices.push(device);
+    }
+    let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
+    let ranks = owns.into_iter().enumerate();
+    Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
 }
 
 /// Refuses a device that stands for several ranks, unless `share` allows it. `name` is for the message.
@@ -192,7 +220,7 @@ pub(super) fn rooms<B: Backend>(
     let most = settings.max_blocks.unwrap_or(u32::MAX).min(MAX_NUM_BLOCKS_UPPER_BOUND as u32);
     BlockBudget::classes(max_threads)
         .map(|threads| {
-            Kernel::all().try_fold(Room { blocks: most, beside_next: most }, |room, kernel| {
+            Kernel::all().try_fold(Room { blocks: most, units, pairs: u32::MAX }, |room, kernel| {
                 Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, shares as u32)))
             })
         })

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 /// A barrier domain of one rank. Made by [`Communicator::domain`], of which it has the collectives: they run on this domain, beside
 /// those of the communicator and of other handles, and may be called from another thread.
 ///
-/// Domains share a rank's fate: a fault in one poisons all. To recover, the communicator needs all handles back: they are dropped, and taken
-/// again. A handle may outlive its communicator.
+/// Domains share a rank's fate: a fault in one poisons all. To recover or to split, the communicator needs all handles back: they are
+/// dropped, and taken again. A handle may outlive its communicator.
 #[derive(Debug)]
 pub struct Domain<B: Backend> {
     member: Arc<Member<B>>,

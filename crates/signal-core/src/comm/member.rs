@@ -335,7 +335,7 @@ impl<B: Backend> Member<B> {
     fn fitted(&self, table: Plan, options: &CallOptions) -> Plan {
         let (settings, budget) = (&self.settings, &self.group.budget);
         let asked = options.threads.or(settings.threads);
-        let threads = asked.unwrap_or(table.threads.min(budget.max_threads()));
+        let threads = asked.unwrap_or_else(|| budget.fitting_threads(table.threads));
         let asked = options.blocks.or(settings.blocks);
         let blocks = asked.unwrap_or(table.blocks.min(budget.blocks(threads).max(1)));
         Plan { blocks, threads: self.group.whole_wave(threads), ..table }

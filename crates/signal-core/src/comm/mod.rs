@@ -15,6 +15,7 @@ mod pace;
 mod process;
 mod recover;
 mod span;
+mod split;
 mod symmetric;
 mod transfers;
 
@@ -46,7 +47,7 @@ use crate::signal::SignalPtr;
 /// Every rank makes the same calls in the same order, each on a stream of its own device. A call checks its arguments,
 /// enqueues one kernel and returns; when the kernel has finished on the stream *without error*, the output is complete
 /// and the input may be overwritten. Calls of one domain are in order, also across streams; those of others
-/// ([`domain`](Self::domain)) run beside them.
+/// ([`domain`](Self::domain)), and of other communicators ([`split`](Self::split)), run beside them.
 ///
 /// A wait that its peers do not end in [`Settings::timeout`] ends the kernel on every rank: the next call, or
 /// [`status`](Self::status), returns [`Error::Timeout`](crate::Error::Timeout) with the missing ranks, and from then on calls return

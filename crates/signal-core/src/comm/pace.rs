@@ -105,6 +105,11 @@ impl Pace {
         self.ranks[rank][domain].thread.store(0, Ordering::Relaxed);
     }
 
+    /// The same of all domains.
+    pub(crate) fn changes_threads(&self, rank: usize) {
+        (0..NUM_BARRIER_DOMAINS).for_each(|domain| self.changes_thread(rank, domain));
+    }
+
     /// Nobody waits for this rank any more: a call that misses it ends at its deadline.
     pub(crate) fn leave(&self, rank: usize) {
         self.set(rank, u64::MAX);
