@@ -1,7 +1,9 @@
 //! The cases, by topic. [`suite!`](crate::suite) lists them.
 
 pub mod barrier;
+pub mod blocks;
 pub mod check;
+pub mod domains;
 pub mod exchange_rules;
 pub mod exchanges;
 pub mod fault;
@@ -19,4 +21,5 @@ pub mod raw;
 pub mod recover;
 pub mod setup;
 pub mod special;
+pub mod split;
 pub mod streams;

@@ -191,10 +191,15 @@ impl<B: Backend, T: Element> Exchange<B, T> {
     pub(crate) fn launch(&mut self, world: &mut World<B>, first: usize) {
         let ranks = world.ranks();
         for rank in (first..first + ranks).map(|r| r % ranks) {
-            let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
-            let lane = &mut self.lanes[rank];
-            lane.launch(comm, stream).unwrap_or_else(|e| panic!("{}: {e}", lane.what));
+            self.launch_one(world, rank);
         }
+    }
+
+    /// Enqueues on one rank.
+    pub(crate) fn launch_one(&mut self, world: &mut World<B>, rank: usize) {
+        let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
+        let lane = &mut self.lanes[rank];
+        lane.launch(comm, stream).unwrap_or_else(|e| panic!("{}: {e}", lane.what));
     }
 
     /// Waits for every rank, checks every output and that all ranks hold the same bits. Returns those.

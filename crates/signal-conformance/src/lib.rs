@@ -141,6 +141,24 @@ macro_rules! suite {
                     recover_after_a_stop_at_every_point,
                     recover_after_an_abort,
                     misuse_recover;
+                domains:
+                    domains_on_threads_at_once,
+                    domains_do_not_wait_for_each_other,
+                    domains_stay_in_order_from_handle_to_handle,
+                    domains_share_a_fault,
+                    domains_outlive_their_communicator,
+                    misuse_domain_handles;
+                split:
+                    split_rows_and_columns,
+                    split_with_a_thread_a_rank,
+                    split_by_key_and_again,
+                    split_waits_for_all,
+                    split_divides_the_blocks,
+                    split_beside_another_communicator,
+                    misuse_split;
+                blocks:
+                    max_blocks_is_a_budget,
+                    max_blocks_of_domains;
                 check:
                     check_names_both_calls,
                     check_lets_equal_calls_through;
@@ -183,6 +201,8 @@ macro_rules! suite {
                 processes_recover,
                 processes_refuse_differences,
                 processes_two_groups,
+                processes_split,
+                processes_kill_one_while_they_split,
                 processes_kill_one
             }
         }

@@ -107,6 +107,10 @@ pub enum ApiMisuse {
     /// Domains above 0 need [`Settings::domains`](crate::Settings::domains), which divides the scratch among them.
     #[error("barrier domain {0} is used, but the communicator was created without domains")]
     DomainsClosed(u32),
+    /// A domain has one handle at a time ([`Communicator::domain`](crate::Communicator::domain)). While it is alive the
+    /// communicator makes no call on that domain, and neither recovers nor splits.
+    #[error("barrier domain {0} has a handle, which is alive")]
+    DomainTaken(u32),
     /// Where data lies that peers are told of.
     #[error("data ends at {address:#x}, and must end below {limit:#x}")]
     AddressTooHigh {
@@ -161,7 +165,7 @@ pub enum ApiMisuse {
         /// Whether both ranks' calls come from one thread, so that there is nothing to wait for.
         same_thread: bool,
     },
-    /// A recovery takes all ranks of one group.
+    /// One thread that recovers or splits for all ranks brings all ranks of one group.
     #[error("{given} communicators are not all {world} ranks of one group: {found} of those are among them")]
     NotAllRanks {
         /// Communicators that were given.
@@ -169,6 +173,14 @@ pub enum ApiMisuse {
         /// Ranks of the first one's group among them.
         found: usize,
         /// The group's world size.
+        world: usize,
+    },
+    /// One thread that splits for all ranks brings a colour and a key for each.
+    #[error("{found} colours were given for {world} ranks")]
+    Colors {
+        /// Colours that were given.
+        found: usize,
+        /// The world size.
         world: usize,
     },
     /// Input and output of an all-reduce have the same length.

@@ -15,7 +15,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// `SIGNAL_SCRATCH`, in bytes with an optional K, M or G: peer-visible scratch of each rank. Default 64 MiB.
     pub scratch_bytes: usize,
-    /// `SIGNAL_DOMAINS`, 0 or 1: allow domains above 0. Each domain then has an eighth of the scratch.
+    /// `SIGNAL_DOMAINS`, 0 or 1: allow domains above 0. Each domain then has an eighth of the scratch, and its calls an eighth of the
+    /// blocks that fit.
     pub domains: bool,
     /// `SIGNAL_ALGO`: use this algorithm for every call that does not choose one, and that it can take.
     pub algorithm: Option<Algorithm>,
@@ -30,6 +31,10 @@ pub struct Settings {
     /// [`Error::RankMismatch`](crate::Error::RankMismatch) on all of them instead of a wrong result or a timeout. Costs a
     /// kernel and two barriers a call.
     pub check: bool,
+    /// `SIGNAL_MAX_BLOCKS`: the most blocks of a call's grid, where more would fit: to leave room on the device to whatever else runs
+    /// there, such as another communicator. Calls that choose more, and a `SIGNAL_BLOCKS` above it, are
+    /// [`ApiMisuse::Grid`]. A [split](crate::Communicator::split) divides it as all that fits.
+    pub max_blocks: Option<u32>,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -85,7 +90,12 @@ impl Settings {
             settings.algorithm =
                 Some(algorithm.ok_or_else(|| bad("SIGNAL_ALGO", &v, &format!("auto, {names} are known")))?);
         }
-        for (name, setting) in [("SIGNAL_BLOCKS", &mut settings.blocks), ("SIGNAL_THREADS", &mut settings.threads)] {
+        let numbers = [
+            ("SIGNAL_MAX_BLOCKS", &mut settings.max_blocks),
+            ("SIGNAL_BLOCKS", &mut settings.blocks),
+            ("SIGNAL_THREADS", &mut settings.threads),
+        ];
+        for (name, setting) in numbers {
             if let Some(v) = value(name) {
                 let number = v.parse().map_err(|_| bad(name, &v, "a positive number is needed"))?;
                 *setting = Some(number);
@@ -109,7 +119,9 @@ impl Settings {
             let why = format!("{} to {} bytes are possible", Self::MIN_SCRATCH_BYTES, Self::MAX_SCRATCH_BYTES);
             return Err(bad("SIGNAL_SCRATCH", &self.scratch_bytes.to_string(), &why).into());
         }
-        for (name, value) in [("SIGNAL_BLOCKS", self.blocks), ("SIGNAL_THREADS", self.threads)] {
+        let numbers =
+            [("SIGNAL_MAX_BLOCKS", self.max_blocks), ("SIGNAL_BLOCKS", self.blocks), ("SIGNAL_THREADS", self.threads)];
+        for (name, value) in numbers {
             if value == Some(0) {
                 return Err(bad(name, "0", "a positive number is needed").into());
             }
@@ -118,7 +130,7 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 9] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 10] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
@@ -128,6 +140,7 @@ impl Settings {
             ("SIGNAL_EARLY_LAUNCH", u32::from(self.early_launch).to_string()),
             ("SIGNAL_ORDERED", u32::from(self.ordered_barriers).to_string()),
             ("SIGNAL_CHECK", u32::from(self.check).to_string()),
+            ("SIGNAL_MAX_BLOCKS", number(self.max_blocks)),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -144,6 +157,7 @@ impl Default for Settings {
             early_launch: true,
             ordered_barriers: false,
             check: false,
+            max_blocks: None,
             blocks: None,
             threads: None,
         }
@@ -186,6 +200,7 @@ mod tests {
             ("SIGNAL_EARLY_LAUNCH", "0"),
             ("SIGNAL_ORDERED", "1"),
             ("SIGNAL_CHECK", "1"),
+            ("SIGNAL_MAX_BLOCKS", "24"),
             ("SIGNAL_BLOCKS", "3"),
             ("SIGNAL_THREADS", " 4 "),
         ]);
@@ -197,6 +212,7 @@ mod tests {
             early_launch: false,
             ordered_barriers: true,
             check: true,
+            max_blocks: Some(24),
             blocks: Some(3),
             threads: Some(4),
         };
@@ -220,6 +236,8 @@ mod tests {
             ("SIGNAL_ORDERED", "on"),
             ("SIGNAL_CHECK", "true"),
             ("SIGNAL_ALGO", "ring"),
+            ("SIGNAL_MAX_BLOCKS", "0"),
+            ("SIGNAL_MAX_BLOCKS", "many"),
             ("SIGNAL_BLOCKS", "0"),
             ("SIGNAL_THREADS", "-4"),
         ] {

@@ -10,6 +10,7 @@ use signal_core::{
     Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, Dtype, Element, Error, ReduceOp, Settings,
 };
 
+use crate::cases::blocks::budget_of;
 use crate::cases::program::{Barrier, Drawing, Drawn, draw};
 use crate::compare;
 use crate::exchange::{Lane, Step, buffer_len, random_inputs, sum, symmetric_buffers};
@@ -355,6 +356,104 @@ pub fn processes_two_groups<B: Backend>() -> ProcessCase<B> {
                 program(&mut second, &other, calls, 2);
                 thread.join().unwrap();
             });
+        },
+    }
+}
+
+/// Rows and columns of processes, used at once with the whole; keys that reorder, ranks without a colour, a group of a group; and a
+/// difference of one rank, which all are told of.
+pub fn processes_split<B: Backend>() -> ProcessCase<B> {
+    ProcessCase {
+        direct: |director| {
+            let worlds: &[usize] = if director.rig.is_host() { &[2, 4] } else { &worlds(director)[..1] };
+            worlds.iter().for_each(|world| director.succeed(*world, "split"));
+        },
+        member: |member| {
+            let (rank, world) = (member.rank, member.world);
+            let small = |s: &mut Settings| (s.scratch_bytes, s.domains) = (64 << 10, true);
+            let (mut comm, stream) = member.connect(small).unwrap();
+            let before = budget_of(&mut comm, &stream, 1);
+            let half = world / 2;
+            let mut row = comm.split(Some((rank / half) as u32), 0).unwrap().unwrap();
+            let mut column = comm.split(Some((rank % half) as u32), -(rank as i64)).unwrap().unwrap();
+            assert_eq!([row.rank(), column.rank()], [rank % half, 1 - rank / half]);
+            assert_eq!([row.world_size(), column.world_size()], [half, 2]);
+            assert_eq!(row.settings(), comm.settings());
+            let streams = [0, 1].map(|_| B::create_stream(comm.device()).unwrap());
+            let budgets =
+                [budget_of(&mut comm, &stream, 1), budget_of(&mut row, &stream, 1), budget_of(&mut column, &stream, 1)];
+            assert_eq!(budgets, [before / 4, before / 2, before / 4]);
+            let calls = scaled(20);
+            std::thread::scope(|scope| {
+                let threads = [
+                    scope.spawn(|| program(&mut row, &streams[0], calls, 1)),
+                    scope.spawn(|| program(&mut column, &streams[1], calls, 2)),
+                ];
+                program(&mut comm, &stream, calls, 3);
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+            });
+
+            // The new group goes on without the old one, and splits in turn.
+            let some = comm.split((rank > 0).then_some(0), 0).unwrap();
+            assert_eq!(some.as_ref().map(Communicator::world_size), (rank > 0).then_some(world - 1));
+            // A rank that cannot take part says why, and all can try again.
+            let handle = (rank == 1).then(|| comm.domain(2).unwrap());
+            let found = comm.split(Some(0), 0).map(drop).unwrap_err();
+            drop(handle);
+            match found {
+                Error::ApiMisuse(ApiMisuse::DomainTaken(2)) => assert_eq!(rank, 1),
+                Error::Rendezvous(Rendezvous::Failed { rank: 1, why }) => assert!(why.contains("domain 2"), "{why}"),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(budget_of(&mut comm, &stream, 1), before / 8);
+            assert!(comm.split(None, 0).unwrap().is_none());
+            program(&mut comm, &stream, 5, 4);
+            drop((comm, row));
+            let mut single = column.split(Some(rank as u32), 0).unwrap().unwrap();
+            assert_eq!((single.rank(), single.world_size()), (0, 1));
+            program(&mut column, &streams[0], calls, 5);
+            program(&mut single, &streams[1], calls, 6);
+        },
+    }
+}
+
+/// One is killed at a random moment while the groups are split again and again: the others, of all colours, end in time with its
+/// name.
+pub fn processes_kill_one_while_they_split<B: Backend>() -> ProcessCase<B> {
+    ProcessCase {
+        direct: |director| {
+            let mut rng = Rng::new(11);
+            let world = if director.rig.is_host() { 4 } else { worlds(director)[0] };
+            for _ in 0..scaled(8) {
+                let victim = below(&mut rng, world);
+                let mut copies = director.start(world, &victim.to_string());
+                copies[victim].said("splitting");
+                std::thread::sleep(Duration::from_micros(rng.below(100_000)));
+                copies.swap_remove(victim).kill();
+                let killed = Instant::now();
+                copies.iter_mut().for_each(|copy| copy.said("over"));
+                let took = killed.elapsed();
+                assert!(took < Duration::from_secs(20), "they took {took:?}");
+                succeed(copies);
+            }
+        },
+        member: |member| {
+            let victim: usize = member.scenario.parse().unwrap();
+            let deadline = deadline(member);
+            let (mut comm, _) = member.connect(|s| (s.timeout, s.scratch_bytes) = (deadline, 64 << 10)).unwrap();
+            member.say("splitting");
+            let found = (0..).find_map(|round: usize| {
+                // Once nothing is left to divide, they only meet.
+                let color = (round < 8).then_some(((member.rank >> (round % 2)) & 1) as u32);
+                comm.split(color, 0).err()
+            });
+            match found.unwrap() {
+                Error::Rendezvous(Rendezvous::Lost { missing, .. } | Rendezvous::Absent { missing, .. }) => {
+                    assert_eq!(missing, [victim]);
+                }
+                other => panic!("{other:?}"),
+            }
+            member.say("over");
         },
     }
 }

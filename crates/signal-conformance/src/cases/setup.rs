@@ -25,7 +25,7 @@ pub fn misuse_world_sizes<B: Backend>(rig: &Rig<B>) {
 
 /// Each setting that ranks have to share, by name, with both values (P4, B68).
 pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
-    let changes: [Change; 9] = [
+    let changes: [Change; 10] = [
         ("SIGNAL_EARLY_LAUNCH", |s| s.early_launch = false),
         ("SIGNAL_ORDERED", |s| s.ordered_barriers = true),
         ("SIGNAL_CHECK", |s| s.check = true),
@@ -33,6 +33,7 @@ pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
         ("SIGNAL_TIMEOUT", |s| s.timeout += Duration::from_secs(1)),
         ("SIGNAL_DOMAINS", |s| s.domains = true),
         ("SIGNAL_ALGO", |s| s.algorithm = Some(Algorithm::TwoStage)),
+        ("SIGNAL_MAX_BLOCKS", |s| s.max_blocks = Some(2)),
         ("SIGNAL_BLOCKS", |s| s.blocks = Some(2)),
         ("SIGNAL_THREADS", |s| s.threads = Some(1)),
     ];
@@ -57,10 +58,11 @@ pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
 
 /// Settings that no rank could use.
 pub fn misuse_unusable_settings<B: Backend>(rig: &Rig<B>) {
-    let changes: [Change; 5] = [
+    let changes: [Change; 6] = [
         ("SIGNAL_SCRATCH", |s| s.scratch_bytes = 0),
         ("SIGNAL_SCRATCH", |s| s.scratch_bytes = (64 << 10) - 1),
         ("SIGNAL_TIMEOUT", |s| s.timeout = Duration::ZERO),
+        ("SIGNAL_MAX_BLOCKS", |s| s.max_blocks = Some(0)),
         ("SIGNAL_BLOCKS", |s| s.blocks = Some(0)),
         ("SIGNAL_THREADS", |s| s.threads = Some(0)),
     ];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Link, MemoryKind};
 use crate::error::{self, ApiMisuse, Error, Result};
 use crate::kernel::Kernel;
-use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND};
+use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, NUM_BARRIER_DOMAINS};
 use crate::peer::prove_peer_with;
 use crate::plan::{self, Topology};
 use crate::rendezvous::Rendezvous;
@@ -21,12 +21,13 @@ use super::{Communicator, Own, process};
 pub struct Builder<B: Backend> {
     settings: Option<Settings>,
     share_devices: bool,
+    max_blocks: Option<u32>,
     backend: PhantomData<B>,
 }
 
 impl<B: Backend> Builder<B> {
     pub(crate) fn new() -> Self {
-        Builder { settings: None, share_devices: false, backend: PhantomData }
+        Builder { settings: None, share_devices: false, max_blocks: None, backend: PhantomData }
     }
 
     /// The settings of every rank; without, [`Settings::from_env`].
@@ -44,6 +45,13 @@ impl<B: Backend> Builder<B> {
         self
     }
 
+    /// The most blocks of a call's grid, instead of [`Settings::max_blocks`].
+    #[must_use]
+    pub fn max_blocks(mut self, blocks: u32) -> Self {
+        self.max_blocks = Some(blocks);
+        self
+    }
+
     /// One communicator for each device, rank by rank, all in this process.
     ///
     /// # Errors
@@ -57,12 +65,13 @@ impl<B: Backend> Builder<B> {
     /// One communicator for each (device, settings), as separate processes would bring them. They must agree.
     ///
     /// # Errors
-    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`Disagreement`](error::Rendezvous::Disagreement),
+    /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`ApiMisuse::Grid`], [`Disagreement`](error::Rendezvous::Disagreement),
     /// [`Error::Peer`] with the pair and the reason, [`Error::Image`], and errors of the driver, such as out of memory.
     pub fn all_local_with(&self, ranks: &[(B::Device, Settings)]) -> Result<Vec<Communicator<B>>> {
         let world = ranks.len();
         check_world(world)?;
-        for (_, settings) in ranks {
+        let ranks: Vec<_> = ranks.iter().map(|(device, settings)| (device.clone(), self.with_own(settings))).collect();
+        for (_, settings) in &ranks {
             settings.validate()?;
         }
         let devices: Vec<_> = ranks.iter().map(|(device, _)| device.clone()).collect();
@@ -89,21 +98,15 @@ impl<B: Backend> Builder<B> {
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
             let sharing = devices.iter().filter(|other| *other == device).count();
-            rooms::<B>(device, module, max_threads, sharing)
+            rooms::<B>(device, module, max_threads, settings, sharing)
         });
         let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
 
-        let (mut owns, mut memory) = (Vec::with_capacity(world), Vec::with_capacity(world));
-        for (rank, ((device, module), service)) in devices.iter().zip(modules).zip(services).enumerate() {
-            let own = Own::<B>::new(device, module, service)?;
-            memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
-            owns.push(own);
-        }
+        let seats = devices.into_iter().zip(modules).zip(services);
+        let seats = seats.map(|((device, module), service)| Seat { device, module, service }).collect();
         let topology = Topology { family: infos[0].family, link, world };
-        let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
-        let ranks = owns.into_iter().enumerate();
-        Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
+        seat(seats, settings, topology, budget)
     }
 
     /// This process's rank of a group whose ranks are processes, on a device that it drives. Collective: every rank calls it,
@@ -120,12 +123,51 @@ impl<B: Backend> Builder<B> {
     /// [`Error::Rendezvous`] with the ranks that did not come, that failed and why, or that differ and in what;
     /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason; [`Error::Image`], and errors of the driver.
     pub fn connect(&self, device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Communicator<B>> {
-        process::connect(device, self.effective_settings(), self.share_devices, Box::new(rendezvous))
+        let settings = self.effective_settings();
+        let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
+        let prepared = settings.and_then(|settings| {
+            settings.validate()?;
+            Ok((settings, B::load(device)?))
+        });
+        process::connect(device, prepared, self.share_devices, None, (Box::new(rendezvous), patience))
     }
 
     fn effective_settings(&self) -> Result<Settings> {
-        self.settings.clone().map_or_else(Settings::from_env, Ok)
+        self.settings.clone().map_or_else(Settings::from_env, Ok).map(|settings| self.with_own(&settings))
     }
+
+    /// Settings with what was asked for here.
+    fn with_own(&self, settings: &Settings) -> Settings {
+        Settings { max_blocks: self.max_blocks.or(settings.max_blocks), ..settings.clone() }
+    }
+}
+
+/// What a rank to be brings.
+#[derive(Debug)]
+pub(super) struct Seat<B: Backend> {
+    pub(super) device: B::Device,
+    pub(super) module: B::Module,
+    pub(super) service: B::Stream,
+}
+
+/// A group of ranks of this process, whose devices reach each other.
+pub(super) fn seat<B: Backend>(
+    seats: Vec<Seat<B>>,
+    settings: &Settings,
+    topology: Topology,
+    budget: BlockBudget,
+) -> Result<Vec<Communicator<B>>> {
+    let world = seats.len();
+    let (mut devices, mut owns, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, Seat { device, module, service }) in seats.into_iter().enumerate() {
+        let own = Own::<B>::new(&device, module, service)?;
+        memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
+        owns.push(own);
+        devices.push(device);
+    }
+    let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
+    let ranks = owns.into_iter().enumerate();
+    Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
 }
 
 /// Refuses a device that stands for several ranks, unless `share` allows it. `name` is for the message.
@@ -165,19 +207,21 @@ pub(super) fn compare<V: AsRef<str>>(names: &[&'static str], ranks: &[Vec<V>]) -
     Ok(())
 }
 
-/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide.
+/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide, and open domains.
 pub(super) fn rooms<B: Backend>(
     device: &B::Device,
     module: &B::Module,
     max_threads: u32,
+    settings: &Settings,
     sharing: usize,
 ) -> Result<Vec<Room>> {
     let units = B::describe(device).compute_units;
-    let most = MAX_NUM_BLOCKS_UPPER_BOUND as u32;
+    let shares = sharing * if settings.domains { NUM_BARRIER_DOMAINS } else { 1 };
+    let most = settings.max_blocks.unwrap_or(u32::MAX).min(MAX_NUM_BLOCKS_UPPER_BOUND as u32);
     BlockBudget::classes(max_threads)
         .map(|threads| {
-            Kernel::all().try_fold(Room { blocks: most, beside_next: most }, |room, kernel| {
-                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, sharing as u32)))
+            Kernel::all().try_fold(Room { blocks: most, units, pairs: u32::MAX }, |room, kernel| {
+                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, shares as u32)))
             })
         })
         .collect()

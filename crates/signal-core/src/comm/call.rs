@@ -11,9 +11,10 @@ use crate::kernel::{
     Algorithm, BarrierParams, BarrierProbeParams, CheckParams, FLAG_ALLOW_NEXT, GroupParams, Kernel, Phase,
 };
 use crate::layout::MAX_GPUS;
-use crate::signal::check_domain;
 
+#[cfg(doc)]
 use super::Communicator;
+use super::Member;
 use super::check::Description;
 
 /// What one call does differently. Every rank must pass the same options for the same call.
@@ -22,7 +23,8 @@ use super::check::Description;
 pub struct CallOptions {
     /// The algorithm, instead of the tuning table's.
     pub algorithm: Option<Algorithm>,
-    /// The barrier domain, 0 unless [`Settings::domains`](crate::Settings::domains) is on.
+    /// The barrier domain of a communicator's call, 0 unless [`Settings::domains`](crate::Settings::domains) is on; to call from
+    /// several threads at once, see [`Communicator::domain`].
     pub domain: u32,
     /// Blocks of the grid, instead of the tuning table's.
     pub blocks: Option<u32>,
@@ -49,8 +51,10 @@ pub struct BarrierProbe {
 #[derive(Debug)]
 #[must_use = "nothing happens until a collective is called on it"]
 pub struct Call<'c, B: Backend> {
-    pub(super) comm: &'c mut Communicator<B>,
+    pub(super) comm: &'c Member<B>,
     pub(super) options: CallOptions,
+    /// Whether the handle of its domain makes it.
+    by_handle: bool,
 }
 
 /// One launch of a kernel, but for the memory that it uses.
@@ -74,8 +78,9 @@ pub(super) type Compared = [Description; MAX_GPUS];
 pub(super) const ALL_RANKS: u32 = (1 << MAX_GPUS) - 1;
 
 impl<'c, B: Backend> Call<'c, B> {
-    pub(crate) fn new(comm: &'c mut Communicator<B>, options: CallOptions) -> Self {
-        Call { comm, options }
+    /// A call of whatever is borrowed exclusively for as long.
+    pub(super) fn new(comm: &'c Member<B>, options: CallOptions, by_handle: bool) -> Self {
+        Call { comm, options, by_handle }
     }
 
     /// Enqueues a barrier; see [`Communicator::barrier`].
@@ -160,10 +165,7 @@ impl<'c, B: Backend> Call<'c, B> {
     /// The same for a call of which ranks launch grids of their own.
     pub(super) fn begin_apart(&self) -> Result<GroupParams> {
         let CallOptions { domain, delay, .. } = self.options;
-        check_domain(domain)?;
-        if domain > 0 && !self.comm.settings.domains {
-            return Err(ApiMisuse::DomainsClosed(domain).into());
-        }
+        self.comm.check_lane(domain, self.by_handle)?;
         let mut group = self.comm.group_params(domain);
         if let Some((phase, time)) = delay {
             group.delay_phase = phase as u32;
@@ -217,11 +219,11 @@ impl<'c, B: Backend> Call<'c, B> {
         self.comm.group.budget.check(grid, threads)?;
         self.comm.check_poison()?;
         self.comm.take_stream(self.options.domain, stream)?;
-        self.comm.keep_pace(stream, partners)?;
+        self.comm.keep_pace(self.options.domain, stream, partners)?;
         if let Some(described) = described.filter(|_| self.comm.checks()) {
             self.launch_check(stream, partners, &described)?;
         }
-        let comm = &*self.comm;
+        let comm = self.comm;
         let mut all = comm.group_memory();
         for buffer in uses {
             all.extend([buffer]); // one by one: borrowed for as long as this list, not for 'a

@@ -8,18 +8,20 @@ use crate::buffer::{Slice, SliceMut};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 
-use super::{CallOptions, Communicator, Transfers};
+use super::domain::callers;
+use super::{CallOptions, Transfers};
 
+callers! {
 /// Data moves bit by bit, whatever its type. Reductions have the same bits wherever they are computed: those of an all-reduce.
 ///
 /// Input and output do not overlap, but for the forms in place. A rank's data lies in memory of its own device; what lies in
-/// [symmetric memory](Communicator::alloc) is read by peers in place, and all else is staged.
+/// [symmetric memory](crate::Communicator::alloc) is read by peers in place, and all else is staged.
 impl<B: Backend> Communicator<B> {
     /// Enqueues an all-reduce: `output` becomes the reduction of all ranks' `input`, with the same bits on every rank.
     ///
     /// # Errors
-    /// [`ApiMisuse`] before anything is enqueued; [`Error::Timeout`], [`Error::Aborted`] or [`Error::Poisoned`] of an
-    /// earlier call; errors of the driver.
+    /// [`ApiMisuse`](crate::ApiMisuse) before anything is enqueued; [`Error::Timeout`](crate::Error::Timeout),
+    /// [`Error::Aborted`](crate::Error::Aborted) or [`Error::Poisoned`](crate::Error::Poisoned) of an earlier call; errors of the driver.
     pub fn all_reduce<'a, T: Element>(
         &mut self,
         stream: &B::Stream,
@@ -287,4 +289,5 @@ impl<B: Backend> Communicator<B> {
     pub fn transfers(&mut self) -> Transfers<'_, B> {
         self.with(CallOptions::default()).transfers()
     }
+}
 }

@@ -1,5 +1,6 @@
 //! What the ranks of one communicator have in common.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use crate::plan::Topology;
 use super::pace::Pace;
 use super::process::Processes;
 use super::recover::MeetingPoint;
+use super::split::Splitting;
 use super::symmetric::PendingAllocations;
 
 /// The ranks of one communicator, as one process sees them. Alive while any of its ranks, or any symmetric buffer, is.
@@ -41,12 +43,14 @@ pub(crate) struct Here<B: Backend> {
     /// By rank.
     pub(crate) devices: Vec<B::Device>,
     pub(crate) meeting: MeetingPoint,
+    pub(crate) splitting: Mutex<Splitting<B>>,
     pending: Mutex<PendingAllocations<B>>,
 }
 
 impl<B: Backend> Here<B> {
     pub(crate) fn new(devices: Vec<B::Device>) -> Self {
-        Here { devices, meeting: MeetingPoint::default(), pending: Mutex::default() }
+        let splitting = Mutex::new(Splitting::new(devices.len()));
+        Here { devices, meeting: MeetingPoint::default(), splitting, pending: Mutex::default() }
     }
 
     pub(crate) fn lock_pending(&self) -> MutexGuard<'_, PendingAllocations<B>> {
@@ -58,8 +62,10 @@ impl<B: Backend> Here<B> {
 #[derive(Debug)]
 pub(crate) struct BlockBudget {
     max_threads: u32,
-    /// For blocks of up to 1, 2, 4, ... threads.
+    /// For blocks of up to 1, 2, 4, ... threads, as they were at first.
     rooms: Vec<Room>,
+    /// How often half of what was left has been given away.
+    halvings: AtomicU32,
 }
 
 /// The room for blocks of some size, of any kernel, on every rank.
@@ -67,24 +73,36 @@ pub(crate) struct BlockBudget {
 pub(crate) struct Room {
     /// Blocks that can be resident at once: a grid beyond it would wait for blocks that never start.
     pub(crate) blocks: u32,
-    /// Blocks of a grid beside which the stream's next kernel may start; 0: none. See [`Room::of`].
-    pub(crate) beside_next: u32,
+    /// Blocks of a grid beside which the stream's next kernel may start, where there are places for both.
+    pub(crate) units: u32,
+    /// Grids for which there are two places. See [`Room::of`].
+    pub(crate) pairs: u32,
 }
 
 impl Room {
-    /// The room for each of `ranks` ranks on a device with `units` multiprocessors, on which `resident` blocks fit.
+    /// The room for each of `shares` streams of calls, such as those of the ranks, on a device with `units` multiprocessors, on
+    /// which `resident` blocks fit.
     ///
     /// A kernel that is launched early takes room while it waits for the one before it, which waits for peers that may
-    /// still need room on this very device. So two grids of each rank must fit, whatever their shapes: each
-    /// multiprocessor is cut into two places a rank, a block must fit a place, and a grid has at most one block for each
-    /// multiprocessor. Then 2 x `ranks` grids find enough places, however the device scatters them.
-    pub(crate) fn of(resident: u32, units: u32, ranks: u32) -> Room {
-        let fits_a_place = resident / units.max(1) >= 2 * ranks;
-        Room { blocks: resident / ranks, beside_next: if fits_a_place { units } else { 0 } }
+    /// still need room on this very device. So two grids of each share must fit, whatever their shapes: each
+    /// multiprocessor is cut into two places a share, a block must fit a place, and a grid has at most one block for each
+    /// multiprocessor. Then 2 x `shares` grids find enough places, however the device scatters them.
+    pub(crate) fn of(resident: u32, units: u32, shares: u32) -> Room {
+        Room { blocks: resident / shares, units, pairs: resident / units.max(1) / (2 * shares) }
     }
 
     pub(crate) fn min(self, other: Room) -> Room {
-        Room { blocks: self.blocks.min(other.blocks), beside_next: self.beside_next.min(other.beside_next) }
+        Room {
+            blocks: self.blocks.min(other.blocks),
+            units: self.units.min(other.units),
+            pairs: self.pairs.min(other.pairs),
+        }
+    }
+
+    /// What is left of it after some halvings.
+    fn halved(self, times: u32) -> Room {
+        let part = |number: u32| number.checked_shr(times).unwrap_or(0);
+        Room { blocks: part(self.blocks), units: self.units, pairs: part(self.pairs) }
     }
 }
 
@@ -101,7 +119,24 @@ impl BlockBudget {
             rooms.reduce(Room::min).unwrap_or_default()
         };
         let classes = Self::classes(max_threads).count();
-        BlockBudget { max_threads, rooms: (0..classes).map(least).collect() }
+        BlockBudget { max_threads, rooms: (0..classes).map(least).collect(), halvings: AtomicU32::new(0) }
+    }
+
+    /// Half of what is left.
+    pub(crate) fn half(&self) -> BlockBudget {
+        let halvings = AtomicU32::new(self.halvings() + 1);
+        BlockBudget { max_threads: self.max_threads, rooms: self.rooms.clone(), halvings }
+    }
+
+    /// Gives half of what is left away: the [`half`](Self::half) of before is the other half. No rank is making a call.
+    pub(crate) fn give_half(&self) {
+        // Relaxed: what brings the ranks back from their meeting orders it before the calls to come.
+        self.halvings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What is left, by class.
+    pub(crate) fn rooms(&self) -> Vec<Room> {
+        self.rooms.iter().map(|room| room.halved(self.halvings())).collect()
     }
 
     /// Refuses a grid that does not fit.
@@ -126,14 +161,28 @@ impl BlockBudget {
         self.room(threads).blocks
     }
 
+    /// `threads`, or if no such block fits, the half of it so often that one does.
+    pub(crate) fn fitting_threads(&self, threads: u32) -> u32 {
+        let mut fitting = threads.min(self.max_threads);
+        while fitting > 1 && self.blocks(fitting) == 0 {
+            fitting /= 2;
+        }
+        fitting
+    }
+
     /// Whether the stream's next kernel may start beside a grid.
     pub(crate) fn has_room_for_next(&self, blocks: u32, threads: u32) -> bool {
-        blocks <= self.room(threads).beside_next
+        let room = self.room(threads);
+        room.pairs > 0 && blocks <= room.units
     }
 
     fn room(&self, threads: u32) -> Room {
         let class = threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize);
-        self.rooms.get(class).copied().unwrap_or_default()
+        self.rooms.get(class).copied().unwrap_or_default().halved(self.halvings())
+    }
+
+    fn halvings(&self) -> u32 {
+        self.halvings.load(Ordering::Relaxed)
     }
 }
 
@@ -150,6 +199,11 @@ struct RankStreams<B: Backend> {
 impl<B: Backend> RankStreams<B> {
     fn new() -> Self {
         RankStreams { alive: true, last: Default::default(), former: Vec::new() }
+    }
+
+    /// All of them.
+    fn all(&self) -> impl Iterator<Item = B::Stream> {
+        self.last.iter().flatten().chain(&self.former).cloned()
     }
 
     /// True while another rank would queue behind this one's calls, which may be waiting for its own.
@@ -213,8 +267,12 @@ impl<B: Backend> Group<B> {
 
     /// Every stream on which a call of any rank may still run.
     pub(crate) fn streams(&self) -> Vec<B::Stream> {
-        let streams = lock(&self.streams);
-        streams.iter().flat_map(|rank| rank.last.iter().flatten().chain(&rank.former).cloned()).collect()
+        lock(&self.streams).iter().flat_map(RankStreams::all).collect()
+    }
+
+    /// Every stream on which a call of `rank` may still run.
+    pub(crate) fn streams_of(&self, rank: usize) -> Vec<B::Stream> {
+        lock(&self.streams)[rank].all().collect()
     }
 
     /// Notes that the rank's communicator is gone.
@@ -253,12 +311,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    fn budget(max: u32, room: impl FnMut(u32) -> Room) -> BlockBudget {
+        BlockBudget::new(max, &[BlockBudget::classes(max).map(room).collect()])
+    }
+
     #[test]
     fn the_budget_is_that_of_the_next_larger_class() {
-        let budget =
-            |max, room: fn(u32) -> Room| BlockBudget::new(max, &[BlockBudget::classes(max).map(room).collect()]);
-        let odd = budget(3, |threads| Room { blocks: threads, beside_next: 0 });
-        let budget = budget(512, |threads| Room { blocks: 1024 / threads, beside_next: 1 });
+        let odd = budget(3, |threads| Room { blocks: threads, units: 1, pairs: 0 });
+        let budget = budget(512, |threads| Room { blocks: 1024 / threads, units: 1, pairs: 1 });
         assert_eq!(budget.max_threads(), 512);
         assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
         assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
@@ -272,11 +332,37 @@ mod tests {
     #[test]
     fn the_next_kernel_needs_a_place_of_its_own() {
         // 132 multiprocessors with room for 1024 threads each.
-        let room = |threads: u32, ranks| Room::of(132 * (1024 / threads), 132, ranks);
-        assert_eq!(room(512, 1), Room { blocks: 264, beside_next: 132 });
-        assert_eq!(room(512, 2), Room { blocks: 132, beside_next: 0 });
-        assert_eq!(room(256, 2), Room { blocks: 264, beside_next: 132 });
-        assert_eq!(room(128, 5), Room { blocks: 211, beside_next: 0 });
-        assert_eq!(room(256, 2).min(room(512, 2)), Room { blocks: 132, beside_next: 0 });
+        let room = |threads: u32, shares| Room::of(132 * (1024 / threads), 132, shares);
+        assert_eq!(room(512, 1), Room { blocks: 264, units: 132, pairs: 1 });
+        assert_eq!(room(512, 2), Room { blocks: 132, units: 132, pairs: 0 });
+        assert_eq!(room(256, 2), Room { blocks: 264, units: 132, pairs: 1 });
+        assert_eq!(room(128, 5), Room { blocks: 211, units: 132, pairs: 0 });
+        assert_eq!(room(256, 2).min(room(512, 2)), Room { blocks: 132, units: 132, pairs: 0 });
+    }
+
+    #[test]
+    fn what_is_given_away_and_what_is_left_fit_together() {
+        let whole = |threads: u32| Room::of(132 * (1024 / threads), 132, 1);
+        let parent = budget(1024, whole);
+        let mut given = Vec::new();
+        for split in 0..12 {
+            given.push(parent.half());
+            parent.give_half();
+            for threads in BlockBudget::classes(1024) {
+                let sum: u32 = given.iter().chain([&parent]).map(|budget| budget.blocks(threads)).sum();
+                assert!(sum <= whole(threads).blocks, "{sum} blocks of {threads} threads after {split} splits");
+                // A grid and the one beside it, of each.
+                let places: u32 = given.iter().chain([&parent]).map(|budget| 2 * budget.room(threads).pairs).sum();
+                assert!(132 * places <= whole(threads).blocks, "{places} places after {split} splits");
+            }
+        }
+        assert_eq!(given[0].rooms(), budget(1024, |threads| whole(threads).halved(1)).rooms());
+        // Of a child what is left of it.
+        let grandchild = given[0].half();
+        given[0].give_half();
+        assert_eq!([&given[0], &grandchild].map(|budget| budget.blocks(512)), [66, 66]);
+        // Halved twelve times nothing is left of wide blocks.
+        assert_eq!((parent.blocks(1), parent.blocks(1024), parent.fitting_threads(1024)), (33, 0, 32));
+        assert_eq!(parent.fitting_threads(4), 4);
     }
 }

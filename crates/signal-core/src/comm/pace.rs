@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{ApiMisuse, Result};
-use crate::layout::MAX_GPUS;
+use crate::layout::{MAX_GPUS, NUM_BARRIER_DOMAINS};
 
 /// Calls that a rank may be ahead of a partner.
 pub(crate) const MOST_AHEAD: u64 = 512;
 /// Between two looks at the peers.
 const NAP: Duration = Duration::from_micros(50);
 
-/// What the ranks of a group have enqueued, by rank.
+/// What the ranks of a group have enqueued.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    ranks: Vec<Progress>,
+    /// By rank and domain: the calls of each domain have a stream, and perhaps a thread, of their own.
+    ranks: Vec<[Progress; NUM_BARRIER_DOMAINS]>,
     /// Calls of some rank were captured: replays are not seen here, so counts no longer tell who is ahead.
     graphs: AtomicBool,
 }
@@ -28,27 +29,33 @@ pub(crate) struct Pace {
 struct Progress {
     /// Calls with each rank, those of graphs not counted. `u64::MAX` once this rank is gone.
     calls: [AtomicU64; MAX_GPUS],
-    /// The thread that makes them: at first the one that made the communicator.
+    /// The thread that makes them: at first the one that made the communicator; 0 if it is not known.
     thread: AtomicU64,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Progress { calls: Default::default(), thread: AtomicU64::new(this_thread()) }
+    }
 }
 
 impl Pace {
     pub(crate) fn new(world: usize) -> Self {
         debug_assert!(world <= MAX_GPUS);
-        let rank = |_| Progress { calls: Default::default(), thread: AtomicU64::new(this_thread()) };
+        let rank = |_| std::array::from_fn(|_| Progress::new());
         Pace { ranks: (0..world).map(rank).collect(), graphs: AtomicBool::new(false) }
     }
 
     // Relaxed throughout: the numbers order nothing, and an old one only makes a rank look again.
 
-    /// Counts a call of `rank` with `partners`, as bits. If it is far ahead of one of them, waits until it no longer is, at most for
+    /// Counts a call of `rank` on `domain` with `partners`, as bits. If it is far ahead of one of them, waits until it no longer is, at most for
     /// `patience` and while `go_on` holds.
     ///
     /// # Errors
     /// [`ApiMisuse::RunAhead`], at once if the slowest partner's calls come from this thread; what `go_on` says.
     pub(crate) fn step(
         &self,
-        rank: usize,
+        (rank, domain): (usize, usize),
         partners: u32,
         patience: Duration,
         go_on: impl Fn() -> Result<()>,
@@ -56,11 +63,12 @@ impl Pace {
         if self.graphs.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let (me, mine) = (this_thread(), &self.ranks[rank]);
+        let (me, mine) = (this_thread(), &self.ranks[rank][domain]);
         mine.thread.store(me, Ordering::Relaxed);
         let mut began = None;
-        while let Some((slowest, _)) = self.slowest(rank, partners).filter(|(_, ahead)| *ahead >= MOST_AHEAD) {
-            let same_thread = self.ranks[slowest].thread.load(Ordering::Relaxed) == me;
+        while let Some((slowest, _)) = self.slowest((rank, domain), partners).filter(|(_, ahead)| *ahead >= MOST_AHEAD)
+        {
+            let same_thread = self.ranks[slowest][domain].thread.load(Ordering::Relaxed) == me;
             if same_thread || began.get_or_insert_with(Instant::now).elapsed() > patience {
                 return Err(ApiMisuse::RunAhead { rank, slowest, limit: MOST_AHEAD, same_thread }.into());
             }
@@ -78,10 +86,10 @@ impl Pace {
     }
 
     /// The partner that is farthest behind, and by how many calls.
-    fn slowest(&self, rank: usize, partners: u32) -> Option<(usize, u64)> {
+    fn slowest(&self, (rank, domain): (usize, usize), partners: u32) -> Option<(usize, u64)> {
         let ahead = |peer: usize| {
             let [ours, theirs] =
-                [(rank, peer), (peer, rank)].map(|(a, b)| self.ranks[a].calls[b].load(Ordering::Relaxed));
+                [(rank, peer), (peer, rank)].map(|(a, b)| self.ranks[a][domain].calls[b].load(Ordering::Relaxed));
             (peer, ours.saturating_sub(theirs))
         };
         self.peers(rank, partners).map(ahead).min_by_key(|(_, ahead)| std::cmp::Reverse(*ahead))
@@ -92,14 +100,31 @@ impl Pace {
         self.graphs.store(true, Ordering::Relaxed);
     }
 
+    /// Nobody knows which thread will make the next calls of a domain.
+    pub(crate) fn changes_thread(&self, rank: usize, domain: usize) {
+        self.ranks[rank][domain].thread.store(0, Ordering::Relaxed);
+    }
+
+    /// The same of all domains.
+    pub(crate) fn changes_threads(&self, rank: usize) {
+        (0..NUM_BARRIER_DOMAINS).for_each(|domain| self.changes_thread(rank, domain));
+    }
+
     /// Nobody waits for this rank any more: a call that misses it ends at its deadline.
     pub(crate) fn leave(&self, rank: usize) {
-        self.ranks[rank].calls.iter().for_each(|calls| calls.store(u64::MAX, Ordering::Relaxed));
+        self.set(rank, u64::MAX);
     }
 
     /// After a recovery all ranks are level.
     pub(crate) fn reset(&self, rank: usize) {
-        self.ranks[rank].calls.iter().for_each(|calls| calls.store(0, Ordering::Relaxed));
+        self.set(rank, 0);
+    }
+
+    fn set(&self, rank: usize, count: u64) {
+        self.ranks[rank]
+            .iter()
+            .flat_map(|domain| &domain.calls)
+            .for_each(|calls| calls.store(count, Ordering::Relaxed));
     }
 }
 
@@ -116,7 +141,7 @@ mod tests {
     use crate::error::Error;
 
     fn step(pace: &Pace, rank: usize) -> Result<()> {
-        pace.step(rank, u32::MAX, Duration::from_millis(20), || Ok(()))
+        pace.step((rank, 0), u32::MAX, Duration::from_millis(20), || Ok(()))
     }
 
     #[test]
@@ -144,7 +169,7 @@ mod tests {
     #[test]
     fn those_without_business_are_left_alone() {
         let pace = Pace::new(3);
-        let step = |rank, partners| pace.step(rank, partners, Duration::from_millis(20), || Ok(()));
+        let step = |rank, partners| pace.step((rank, 0), partners, Duration::from_millis(20), || Ok(()));
         (0..3 * MOST_AHEAD).for_each(|_| [step(0, 0b010), step(1, 0b001)].into_iter().for_each(|found| found.unwrap()));
         (0..MOST_AHEAD).for_each(|_| step(2, 0b010).unwrap());
         let expected = ApiMisuse::RunAhead { rank: 2, slowest: 1, limit: MOST_AHEAD, same_thread: true };
@@ -153,15 +178,34 @@ mod tests {
     }
 
     #[test]
+    fn domains_do_not_stand_for_each_other() {
+        let pace = Pace::new(2);
+        let step = |rank, domain| pace.step((rank, domain), u32::MAX, Duration::from_millis(20), || Ok(()));
+        (0..MOST_AHEAD).for_each(|_| step(0, 1).unwrap());
+        (0..MOST_AHEAD).for_each(|_| step(1, 2).unwrap());
+        let refused = |found, rank, same_thread| {
+            let expected = ApiMisuse::RunAhead { rank, slowest: 1 - rank, limit: MOST_AHEAD, same_thread };
+            assert_eq!(found, Err(Error::ApiMisuse(expected)));
+        };
+        refused(step(0, 1), 0, true);
+        // The handle of a domain may be on its way to another thread.
+        pace.changes_thread(0, 2);
+        refused(step(1, 2), 1, false);
+        step(0, 2).unwrap();
+        step(1, 2).unwrap();
+        refused(step(1, 2), 1, true);
+    }
+
+    #[test]
     fn another_thread_is_waited_for() {
         let pace = Pace::new(2);
         std::thread::scope(|scope| {
             let fast = scope.spawn(|| {
-                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(0, u32::MAX, Duration::from_secs(60), || Ok(())))
+                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step((0, 0), u32::MAX, Duration::from_secs(60), || Ok(())))
             });
             let slow = scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step(1, u32::MAX, Duration::from_secs(60), || Ok(())))
+                (0..3 * MOST_AHEAD).try_for_each(|_| pace.step((1, 0), u32::MAX, Duration::from_secs(60), || Ok(())))
             });
             fast.join().unwrap().unwrap();
             slow.join().unwrap().unwrap();
@@ -179,7 +223,7 @@ mod tests {
         let aborted = Error::Aborted { rank: 0, by: 1 };
         let stop = || Err(aborted.clone());
         let found = std::thread::scope(|scope| {
-            scope.spawn(|| pace.step(0, u32::MAX, Duration::from_secs(60), stop)).join().unwrap()
+            scope.spawn(|| pace.step((0, 0), u32::MAX, Duration::from_secs(60), stop)).join().unwrap()
         });
         assert_eq!(found, Err(aborted));
     }

@@ -224,23 +224,20 @@ struct Hello {
     max_block_threads: u32,
 }
 
-/// See [`Builder::connect`](super::Builder::connect).
+/// See [`Builder::connect`](super::Builder::connect). A rank that is one of a larger group already brings a `budget` of blocks, and
+/// all others of this group bring the same.
 pub(super) fn connect<B: Backend>(
     device: &B::Device,
-    settings: Result<Settings>,
+    prepared: Result<(Settings, B::Module)>,
     share_devices: bool,
-    rendezvous: Box<dyn Rendezvous>,
+    budget: Option<BlockBudget>,
+    (rendezvous, patience): (Box<dyn Rendezvous>, Duration),
 ) -> Result<Communicator<B>> {
     let (rank, world) = (rendezvous.rank(), rendezvous.world_size());
     check_world(world)?;
     check_rank(rank, world)?;
-    let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
     let mut link = Link::<B>::new(rendezvous);
 
-    let prepared = settings.and_then(|settings| {
-        settings.validate()?;
-        Ok((settings, B::load(device)?))
-    });
     let info = B::describe(device);
     let mut names = Vec::new();
     let hello = prepared.as_ref().map_err(Error::clone).map(|(settings, module)| {
@@ -248,7 +245,8 @@ pub(super) fn connect<B: Backend>(
         names = all_names;
         names.push("machine");
         agreement.push(machine());
-        Hello { agreement, device: info.uuid.clone(), max_block_threads: info.max_block_threads }
+        let max_block_threads = budget.as_ref().map_or(info.max_block_threads, BlockBudget::max_threads);
+        Hello { agreement, device: info.uuid.clone(), max_block_threads }
     });
     let hellos = link.exchange("connect", hello, patience)?;
     let (settings, module) = prepared?;
@@ -264,7 +262,10 @@ pub(super) fn connect<B: Backend>(
         tracing::warn!(device = info.label(), "several processes share a device: they take turns unless MPS runs");
     }
     let prepared = B::create_stream(device).and_then(|service| {
-        let rooms = rooms::<B>(device, &module, max_threads, sharing)?;
+        let rooms = match &budget {
+            Some(budget) => budget.rooms(),
+            None => rooms::<B>(device, &module, max_threads, &settings, sharing)?,
+        };
         let own = Own::<B>::new(device, module, service)?;
         let memory = own.allocate(MemoryKind::Shared, &settings, rank, world)?;
         Ok((rooms, own, memory))

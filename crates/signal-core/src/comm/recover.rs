@@ -2,16 +2,16 @@
 //! when all of it is ready does anybody launch again. Between these steps the ranks meet: a kernel that still ran could
 //! signal into memory that is being prepared, and one that ran already would have its signals erased.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{ApiMisuse, Rendezvous, Result};
 use crate::layout::{MAX_GPUS, SIGNAL_START, Signal};
 
-use super::Communicator;
 use super::group::{Group, Ranks};
+use super::{Communicator, Member};
 
 /// Where ranks of one process meet that recover on threads of their own. The numbers are of recoveries.
 #[derive(Debug, Default)]
@@ -76,20 +76,23 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// [`Rendezvous::Absent`] with the ranks that did not come: the communicator stays as it was, and all ranks may try
     /// again. Ranks that are processes may not: after an error of the rendezvous, such as [`Rendezvous::Lost`] with a rank that
-    /// died, what goes on is a new group. [`ApiMisuse::Capture`] while a stream of the group's is capturing; errors of the driver.
+    /// died, what goes on is a new group. [`ApiMisuse::DomainTaken`] while a [`domain`](Self::domain) of this rank's has a handle;
+    /// [`ApiMisuse::Capture`] while a stream of the group's is capturing; errors of the driver.
     pub fn recover(&mut self) -> Result<()> {
-        let (group, patience) = (self.group.clone(), self.settings.timeout);
+        let comm = &self.member;
+        let (group, patience) = (&comm.group, comm.settings.timeout);
+        let stop = || comm.check_all_free().and_then(|()| drain(group));
         match &group.ranks {
             Ranks::Here(here) => {
-                here.meeting.recover(self.rank, group.world(), patience, || drain(&group), || self.prepare())?;
+                here.meeting.recover(comm.rank, group.world(), patience, stop, || comm.prepare())?;
             }
             Ranks::Apart(processes) => {
                 let mut link = processes.lock();
-                link.exchange("recover", drain(&group), patience)?;
-                link.exchange("recover: memory is ready", self.prepare(), patience)?;
+                link.exchange("recover", stop(), patience)?;
+                link.exchange("recover: memory is ready", comm.prepare(), patience)?;
             }
         }
-        self.poison = OnceLock::new();
+        comm.forget_fault();
         Ok(())
     }
 
@@ -101,32 +104,39 @@ impl<B: Backend> Communicator<B> {
     /// were replayed on other streams must have ended.
     ///
     /// # Errors
-    /// [`ApiMisuse::NotAllRanks`] unless `ranks` are all ranks of one group, in any order; [`ApiMisuse::Capture`] while a
-    /// stream of theirs is capturing; errors of the driver. Nothing but complete success makes the ranks usable again.
+    /// [`ApiMisuse::NotAllRanks`] unless `ranks` are all ranks of one group, in any order; [`ApiMisuse::DomainTaken`] while a
+    /// [`domain`](Self::domain) of theirs has a handle; [`ApiMisuse::Capture`] while a stream of theirs is capturing; errors of the
+    /// driver. Nothing but complete success makes the ranks usable again.
     pub fn recover_all(ranks: &mut [Self]) -> Result<()> {
-        let world = ranks.first().map_or(0, Self::world_size);
-        let mut present = vec![false; world];
-        for comm in ranks.iter() {
-            if Arc::ptr_eq(&comm.group, &ranks[0].group) {
-                present[comm.rank] = true;
-            }
-        }
-        if ranks.is_empty() || ranks.len() != world || present.contains(&false) {
-            let found = present.iter().filter(|here| **here).count();
-            return Err(ApiMisuse::NotAllRanks { given: ranks.len(), found, world }.into());
-        }
-        drain(&ranks[0].group)?;
-        ranks.iter().try_for_each(Self::prepare)?;
-        for comm in ranks {
-            comm.poison = OnceLock::new();
-        }
+        let group = Self::group_of_all(ranks)?;
+        ranks.iter().try_for_each(|comm| comm.member.check_all_free())?;
+        drain(&group)?;
+        ranks.iter().try_for_each(|comm| comm.member.prepare())?;
+        ranks.iter().for_each(|comm| comm.member.forget_fault());
         Ok(())
     }
 
+    /// The group of which `ranks` are all ranks, in any order.
+    pub(super) fn group_of_all(ranks: &[Self]) -> Result<Arc<Group<B>>> {
+        let none = ApiMisuse::NotAllRanks { given: 0, found: 0, world: 0 };
+        let group = &ranks.first().ok_or(none)?.member.group;
+        let world = group.world();
+        let mut present = vec![false; world];
+        for comm in ranks.iter().map(|comm| &comm.member).filter(|comm| Arc::ptr_eq(&comm.group, group)) {
+            present[comm.rank] = true;
+        }
+        if ranks.len() != world || present.contains(&false) {
+            let found = present.iter().filter(|here| **here).count();
+            return Err(ApiMisuse::NotAllRanks { given: ranks.len(), found, world }.into());
+        }
+        Ok(group.clone())
+    }
+}
+
+impl<B: Backend> Member<B> {
     /// Prepares this rank's memory as it was when the group was made.
     fn prepare(&self) -> Result<()> {
-        let (memory, world) = (&self.group.memory[self.rank], self.world_size());
-        Signal::init_signal_buffer::<B>(&self.own.service, memory, SIGNAL_START, self.rank, world)?;
+        Signal::init_signal_buffer::<B>(&self.own.service, self.memory(), SIGNAL_START, self.rank, self.world_size())?;
         self.group.pace.reset(self.rank);
         self.own.host.reset()
     }

@@ -6,7 +6,7 @@ use crate::backend::{Backend, MemoryKind};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::MAX_GPUS;
 
-use super::Communicator;
+use super::Member;
 use super::group::{Group, Here, Ranks};
 use super::process::Processes;
 
@@ -72,22 +72,27 @@ impl<B: Backend> Default for PendingAllocations<B> {
     }
 }
 
-/// `comm`'s next allocation call, of `bytes`, for which `capacity` is taken.
-pub(crate) fn allocate<B: Backend>(comm: &Communicator<B>, bytes: usize, capacity: usize) -> Result<Arc<Symmetric<B>>> {
+/// `comm`'s `call`th allocation, of `bytes`, for which `capacity` is taken.
+pub(super) fn allocate<B: Backend>(
+    comm: &Member<B>,
+    call: u64,
+    bytes: usize,
+    capacity: usize,
+) -> Result<Arc<Symmetric<B>>> {
     match &comm.group.ranks {
-        Ranks::Here(here) => allocate_here(comm, here, bytes, capacity),
-        Ranks::Apart(processes) => allocate_apart(comm, processes, bytes, capacity),
+        Ranks::Here(here) => allocate_here(comm, here, call, (bytes, capacity)),
+        Ranks::Apart(processes) => allocate_apart(comm, processes, call, (bytes, capacity)),
     }
 }
 
 /// The first rank to make a call allocates for all.
 fn allocate_here<B: Backend>(
-    comm: &Communicator<B>,
+    comm: &Member<B>,
     here: &Here<B>,
-    bytes: usize,
-    capacity: usize,
+    call: u64,
+    (bytes, capacity): (usize, usize),
 ) -> Result<Arc<Symmetric<B>>> {
-    let (rank, call) = (comm.rank, comm.allocations);
+    let rank = comm.rank;
     let mut pending = here.lock_pending();
     if let Some(at) = pending.0.iter().position(|p| p.call == call) {
         let found = &mut pending.0[at];
@@ -110,13 +115,13 @@ fn allocate_here<B: Backend>(
 
 /// Each rank allocates its own part and maps the others'.
 fn allocate_apart<B: Backend>(
-    comm: &Communicator<B>,
+    comm: &Member<B>,
     processes: &Processes<B>,
-    bytes: usize,
-    capacity: usize,
+    call: u64,
+    (bytes, capacity): (usize, usize),
 ) -> Result<Arc<Symmetric<B>>> {
     let (streams, patience) = (comm.group.streams(), comm.settings.timeout);
     let mut link = processes.lock();
-    let (memory, seen) = link.allocate(comm.device(), comm.allocations, (bytes, capacity), &streams, patience)?;
+    let (memory, seen) = link.allocate(comm.device(), call, (bytes, capacity), &streams, patience)?;
     Ok(Arc::new(Symmetric { group: comm.group.clone(), memory, seen: Some(seen) }))
 }
