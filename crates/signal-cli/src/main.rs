@@ -31,25 +31,17 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measures a collective and checks every result, in the layout of nccl-tests.
-    Bench {
-        #[command(subcommand)]
-        collective: Collective,
-    },
+    #[command(arg_required_else_help = true)]
+    Bench(bench::Args),
     /// Runs random programs of collectives until the time is over, and checks every result.
     Soak(soak::Args),
     /// Lists backends, devices and who reaches whose memory, and says why something is not available.
     Doctor(doctor::Args),
 }
 
-#[derive(Debug, Subcommand)]
-enum Collective {
-    /// Sum over all ranks, the result on every rank.
-    AllReduce(bench::Args),
-}
-
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
-        Ok(Cli { command: Command::Bench { collective: Collective::AllReduce(args) } }) => bench::run(&args),
+        Ok(Cli { command: Command::Bench(args) }) => bench::run(&args),
         Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         // Texts to read rather than one error: clap prints them.

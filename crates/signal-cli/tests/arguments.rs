@@ -21,7 +21,12 @@ fn bad_arguments_are_refused_at_once() {
         ("-f 1", "2 or more"),
         ("-f 0", "2 or more"),
         ("-d f64", "possible values: f32, f16, bf16"),
-        ("--algo ring", "possible values: auto, one-stage, two-stage"),
+        ("--algo ring", "all-reduce has no such algorithm [possible values: auto, one-stage, two-stage, lamport]"),
+        ("-a pull", "all-reduce has no such algorithm"),
+        ("-o xor", "possible values: sum, min, max, prod, avg"),
+        ("--root 0", "--root 0: all-reduce has no root"),
+        ("--buffers none", "possible values: same, rotating"),
+        ("--buffers same --sets 2", "--buffers same has one set of buffers"),
         ("--backend vulkan", "possible values: host, cuda, rocm"),
         ("--spawn 0", "0 is not in 1..=8"),
         ("--spawn 9", "9 is not in 1..=8"),
@@ -37,7 +42,16 @@ fn bad_arguments_are_refused_at_once() {
     ] {
         signal(&format!("bench all-reduce {arguments}")).refused(2, reason);
     }
-    signal("bench all-gather").refused(2, "all-gather");
+    for (arguments, reason) in [
+        ("all-scatter", "'all-scatter' for '<COLLECTIVE>' [possible values: all-reduce, reduce-scatter, all-gather"),
+        ("all-gather -a two-stage", "all-gather has no such algorithm [possible values: auto, pull]"),
+        ("broadcast --op sum", "--op sum: broadcast reduces nothing"),
+        ("send-recv --root 0", "--root 0: send-recv has no root"),
+        ("gather --root -1", "-1"),
+        ("--ranks 2", "<COLLECTIVE>"),
+    ] {
+        signal(&format!("bench {arguments}")).refused(2, reason);
+    }
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
@@ -70,6 +84,14 @@ fn what_only_the_machine_can_refuse_is_refused_before_the_table() {
         run.refused(code, reason);
         assert!(run.stdout.lines().all(|line| line.starts_with('#')), "{run:?}");
     }
+    for (arguments, reason) in [
+        ("reduce --ranks 2 --root 2", "--root 2: the ranks are 0 to 1"),
+        ("broadcast --spawn 3 --root 3", "--root 3: the ranks are 0 to 2"),
+        ("all-gather --ranks 3 -b 8", "8 bytes hold no whole f32 element in each of 3 parts of all-gather"),
+        ("all-to-all --spawn 3 -b 8", "8 bytes hold no whole f32 element in each of 3 parts of all-to-all"),
+    ] {
+        signal(&format!("bench {arguments}")).refused(2, reason);
+    }
     let few = common::signal_with("bench all-reduce -e 1K --ranks 3", &[("SIGNAL_HOST_DEVICES", "2")]);
     few.refused(2, "3 ranks need 3 devices, host has 2; --share-devices");
     let few = common::signal_with("bench all-reduce -e 1K --spawn 3", &[("SIGNAL_HOST_DEVICES", "2")]);
@@ -89,7 +111,11 @@ fn help_lists_the_options() {
         "-e,",
         "-f,",
         "-d,",
-        "--algo",
+        "-a,",
+        "-o,",
+        "--root",
+        "--buffers",
+        "send-recv",
         "--graph",
         "--json",
         "--dump",

@@ -1,4 +1,4 @@
-//! `signal bench all-reduce` on CPU threads: results, reports, and that its check can fail.
+//! `signal bench` on CPU threads: results, reports, and that its check can fail.
 #![cfg(feature = "host")]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
 
@@ -20,10 +20,10 @@ fn every_dtype_and_algorithm_is_right() {
             let rows = signal(&line).rows();
             assert_eq!(rows.len(), 3);
             for row in rows {
-                assert_eq!(row.len(), 16, "{row:?}");
-                assert_eq!((row[2].as_str(), row[3].as_str()), (dtype, "sum"));
-                assert_eq!((row[8].as_str(), row[14].as_str()), ("0", "0"), "wrong elements");
-                for time in [&row[4], &row[5], &row[10], &row[11]] {
+                assert_eq!(row.len(), 17, "{row:?}");
+                assert_eq!((row[2].as_str(), row[3].as_str(), row[4].as_str()), (dtype, "sum", "-1"));
+                assert_eq!((row[9].as_str(), row[15].as_str()), ("0", "0"), "wrong elements");
+                for time in [&row[5], &row[6], &row[11], &row[12]] {
                     assert!(time.parse::<f64>().unwrap() > 0.0, "{row:?}");
                 }
             }
@@ -37,13 +37,131 @@ fn sizes_round_down_and_bandwidths_follow() {
     let sizes: Vec<_> = rows.iter().map(|row| (row[0].as_str(), row[1].as_str())).collect();
     assert_eq!(sizes, [("1000", "250"), ("2000", "500"), ("4004", "1001")]);
     for row in rows {
-        let numbers: Vec<f64> = row[4..8].iter().map(|text| text.parse().unwrap()).collect();
+        let numbers: Vec<f64> = row[5..9].iter().map(|text| text.parse().unwrap()).collect();
         let [time, p99, algbw, busbw] = numbers[..] else { panic!("{row:?}") };
         let bytes: f64 = row[0].parse().unwrap();
         assert!(p99 >= time, "{row:?}");
         // The table rounds to 3 decimals.
         assert!((algbw - bytes / time / 1e3).abs() < 2e-3, "{row:?}");
         assert!((busbw - algbw * 1.5).abs() < 2e-3, "{row:?}");
+    }
+}
+
+/// A collective, whether it has a root and reduces, the parts of a buffer among three ranks, and which forms it has.
+struct Case {
+    name: &'static str,
+    rooted: bool,
+    reduces: bool,
+    parts: usize,
+    out_of_place: bool,
+    in_place: bool,
+}
+
+const CASES: [Case; 9] = [
+    case("all-reduce", [false, true, false, true, true]),
+    case("reduce-scatter", [false, true, true, true, true]),
+    case("all-gather", [false, false, true, true, true]),
+    case("broadcast", [true, false, false, false, true]),
+    case("scatter", [true, false, true, true, false]),
+    case("gather", [true, false, true, true, false]),
+    case("reduce", [true, true, false, true, true]),
+    case("all-to-all", [false, false, true, true, true]),
+    case("send-recv", [false, false, false, true, false]),
+];
+
+const fn case(name: &'static str, [rooted, reduces, parts, out_of_place, in_place]: [bool; 5]) -> Case {
+    Case { name, rooted, reduces, parts: if parts { 3 } else { 1 }, out_of_place, in_place }
+}
+
+#[test]
+fn every_collective_is_right_in_one_process_and_in_several() {
+    for Case { name, rooted, reduces, parts, out_of_place, in_place } in CASES {
+        let root = if rooted { "--root 1" } else { "" };
+        for more in [
+            format!("--ranks 3 -d f32 {SHORT}"),
+            format!("--ranks 3 -d bf16 --memory local {SHORT}"),
+            "--ranks 3 -d f16 --graph 3 --batches 3".to_owned(),
+            format!("--ranks 3 -d f32 --buffers same {SHORT}"),
+            format!("--spawn 3 -d f16 {SHORT}"),
+        ] {
+            let rows = signal(&format!("bench {name} {root} -b 1003 -e 9K -f 9 {more}")).rows();
+            assert_eq!(rows.len(), 2, "{name} {more}");
+            for (row, asked) in rows.iter().zip([1003, 9027]) {
+                let element = if row[2] == "f32" { 4 } else { 2 };
+                let count = asked / element / parts;
+                assert_eq!(
+                    (row[0].as_str(), row[1].as_str()),
+                    (&*(count * parts * element).to_string(), &*count.to_string())
+                );
+                assert_eq!(row[3], if reduces { "sum" } else { "none" });
+                assert_eq!(row[4], if rooted { "1" } else { "-1" });
+                let forms = [(&row[5..11], out_of_place), (&row[11..17], in_place)];
+                for (columns, has) in forms {
+                    assert_eq!(columns[4], if has { "0" } else { "N/A" }, "{name} {more}: {row:?}");
+                    assert_eq!(columns.iter().all(|column| column == "N/A"), !has);
+                }
+            }
+        }
+        for line in ["--ranks 2", "--ranks 1", "--spawn 2"] {
+            assert_eq!(signal(&format!("bench {name} {line} -e 2K {SHORT}")).rows().len(), 2);
+        }
+    }
+}
+
+#[test]
+fn bus_bandwidths_are_those_of_nccl_tests() {
+    for (name, factor) in [
+        ("all-reduce", 4.0 / 3.0),
+        ("reduce-scatter", 2.0 / 3.0),
+        ("all-gather", 2.0 / 3.0),
+        ("broadcast", 1.0),
+        ("scatter", 2.0 / 3.0),
+        ("gather", 2.0 / 3.0),
+        ("reduce", 1.0),
+        ("all-to-all", 2.0 / 3.0),
+        ("send-recv", 1.0),
+    ] {
+        let json = fresh_path(&format!("busbw_{name}.json"));
+        let line = format!("bench {name} --ranks 3 -b 6K -e 6K --buffers same {SHORT} --json {}", json.display());
+        signal(&line).rows();
+        let report = parse(&json);
+        assert_eq!(
+            (&report["arguments"]["collective"], &report["arguments"]["buffers"]),
+            (&name.into(), &"same".into())
+        );
+        let row = &report["rows"][0];
+        let timings = ["out_of_place", "in_place"].map(|place| &row[place]);
+        for timing in timings.into_iter().filter(|timing| !timing.is_null()) {
+            let [time, algbw, busbw] = ["time_us", "algbw_gb_s", "busbw_gb_s"].map(|key| timing[key].as_f64().unwrap());
+            let expected = row["bytes"].as_f64().unwrap() / time / 1e3;
+            assert!(
+                (algbw / expected - 1.0).abs() < 1e-9 && (busbw / (algbw * factor) - 1.0).abs() < 1e-9,
+                "{name} {row}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_operator_is_right() {
+    for op in ["sum", "min", "max", "prod", "avg"] {
+        for collective in ["all-reduce", "reduce-scatter", "reduce"] {
+            let rows = signal(&format!("bench {collective} --ranks 3 -b 3K -e 3K -d bf16 -o {op} {SHORT}")).rows();
+            assert_eq!((rows[0][3].as_str(), rows[0][9].as_str(), rows[0][15].as_str()), (op, "0", "0"));
+        }
+    }
+}
+
+#[test]
+fn the_policy_of_buffers_is_said_and_recorded() {
+    for (more, policy, sets) in [("", "rotating", 5), ("--sets 2", "rotating", 2), ("--buffers same", "same", 1)] {
+        let json = fresh_path(&format!("buffers_{sets}.json"));
+        let run = signal(&format!("bench all-gather --ranks 2 -e 1K {more} {SHORT} --json {}", json.display()));
+        assert_eq!(run.rows().len(), 1);
+        assert!(run.stdout.contains(&format!("# buffers: {policy}, ")), "{}", run.stdout);
+        let report = parse(&json);
+        let found = (&report["arguments"]["buffers"], &report["arguments"]["sets"], &report["rows"][0]["sets"]);
+        assert_eq!(found, (&policy.into(), &sets.into(), &sets.into()));
     }
 }
 
@@ -87,6 +205,18 @@ fn a_flipped_bit_is_found() {
         let report = parse(&json);
         assert_eq!(report["rows"][1]["in_place"]["wrong"], 1);
         assert!(report["error"].as_str().unwrap().contains("4 elements"));
+    }
+}
+
+/// Also where a rank has no result, and nothing was to be written.
+#[test]
+fn a_flipped_bit_of_every_collective_is_found() {
+    for Case { name, out_of_place, in_place, .. } in CASES {
+        for (rank, more) in [(0, ""), (1, "--graph 6")] {
+            let run = signal(&format!("bench {name} --ranks 2 -e 1K --corrupt {rank} --batches 3 {more}"));
+            let forms = usize::from(out_of_place) + usize::from(in_place);
+            run.refused(1, &format!("{forms} elements differ from the reference"));
+        }
     }
 }
 
@@ -144,6 +274,61 @@ fn a_dump_can_be_checked_by_someone_else() {
             }
         }
     }
+}
+
+/// The definitions of the collectives, once more and of their own: raw files and plain copies.
+#[test]
+fn a_dump_of_every_collective_can_be_checked_by_someone_else() {
+    for Case { name, rooted, .. } in CASES {
+        let directory = fresh_path(&format!("dump_{name}"));
+        let root = if rooted { "--root 1" } else { "" };
+        let line = format!("bench {name} {root} --ranks 3 -b 1K -e 1K {SHORT} --dump {}", directory.display());
+        signal(&line).rows();
+        let size = &parse(&directory.join("manifest.json"))["sizes"][0];
+        let part = 4 * size["count"].as_u64().unwrap() as usize;
+        let read = |rank: usize, kind: &str| -> Option<Vec<u8>> {
+            size["files"][rank][kind].as_str().map(|name| fs::read(directory.join(name)).unwrap())
+        };
+        let inputs: Vec<Vec<u8>> = (0..3).map(|rank| read(rank, "input").unwrap_or_default()).collect();
+        let of = |rank: usize, index: usize| inputs[rank][index * part..(index + 1) * part].to_vec();
+        let reduced = |index: usize| -> Vec<u8> {
+            let values = [0, 1, 2].map(|rank| widen(&of(rank, index), 4));
+            (0..part / 4).flat_map(|i| narrow(values.iter().fold(0.0f32, |sum, values| sum + values[i]), 4)).collect()
+        };
+        let gathered = |index: usize| [of(0, index), of(1, index), of(2, index)].concat();
+        let mut checked = 0;
+        for rank in 0..3 {
+            let expected = match name {
+                "all-reduce" => Some(reduced(0)),
+                "reduce-scatter" => Some(reduced(rank)),
+                "all-gather" => Some(gathered(0)),
+                "broadcast" => Some(of(1, 0)),
+                "scatter" => Some(of(1, rank)),
+                "gather" => (rank == 1).then(|| gathered(0)),
+                "reduce" => (rank == 1).then(|| reduced(0)),
+                "all-to-all" => Some(gathered(rank)),
+                "send-recv" => Some(of((rank + 2) % 3, 0)),
+                _ => unreachable!("{name}"),
+            };
+            for kind in ["output", "in_place"] {
+                let Some(found) = read(rank, kind) else { continue };
+                assert!(Some(found) == expected, "{name}: {kind} of rank {rank}");
+                checked += 1;
+            }
+        }
+        let expected = match name {
+            "gather" => 1,
+            "reduce" => 2,
+            "broadcast" | "scatter" | "send-recv" => 3,
+            _ => 6,
+        };
+        assert_eq!(checked, expected, "{name}");
+    }
+}
+
+#[test]
+fn a_sweep_of_what_is_in_place_only_is_one() {
+    assert_eq!(signal("bench broadcast --ranks 2 -b 4K -e 4K --sweep --batches 3").rows().len(), 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `signal bench all-reduce` whose ranks are processes: the same rows, reports and files as from one process, and an end for all
+//! `signal bench` whose ranks are processes: the same rows, reports and files as from one process, and an end for all
 //! processes when one fails, is killed or loses its parent.
 #![cfg(feature = "host")]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
@@ -33,8 +33,8 @@ fn processes_have_the_rows_of_one() {
         assert_eq!(rows.len(), 3, "{run:?}");
         for row in rows {
             assert_eq!(
-                (row.len(), row[2].as_str(), row[8].as_str(), row[14].as_str()),
-                (16, dtype, "0", "0"),
+                (row.len(), row[2].as_str(), row[9].as_str(), row[15].as_str()),
+                (17, dtype, "0", "0"),
                 "{row:?}"
             );
         }
@@ -48,9 +48,16 @@ fn processes_have_the_rows_of_one() {
 
 #[test]
 fn processes_write_what_one_writes() {
+    for collective in ["all-reduce", "reduce-scatter"] {
+        one_and_three(collective);
+    }
+}
+
+fn one_and_three(collective: &str) {
     let run = |name: &str, ranks: &str| {
-        let (json, dump) = (fresh_path(&format!("{name}.json")), fresh_path(name));
-        let line = format!("bench all-reduce {ranks} -b 1K -e 4K -f 4 -d f16 --seed 9 {SHORT}");
+        let name = format!("{name}_{collective}");
+        let (json, dump) = (fresh_path(&format!("{name}.json")), fresh_path(&name));
+        let line = format!("bench {collective} {ranks} -b 1K -e 4K -f 4 -d f16 --seed 9 {SHORT}");
         signal(&format!("{line} --json {} --dump {}", json.display(), dump.display())).rows();
         let mut files: Vec<_> = fs::read_dir(&dump).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();

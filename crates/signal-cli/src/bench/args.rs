@@ -1,11 +1,11 @@
-//! The command line of `signal bench all-reduce`.
+//! The command line of `signal bench`.
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, ValueEnum};
 use signal_comm::layout::MAX_GPUS;
-use signal_comm::{Algorithm, Dtype, FastSum, parse_bytes};
+use signal_comm::{Algorithm, Collective, Dtype, FastSum, ReduceOp, parse_bytes};
 
 use super::seat::Position;
 use crate::backend::{self, BackendName, GroupArgs};
@@ -16,9 +16,17 @@ use crate::seed;
 const DEFAULT_MAX_BYTES: usize = 64 << 20;
 /// Largest size of a default run on CPU threads: a default run is to end within half a minute on two cores.
 const DEFAULT_MAX_BYTES_HOST: usize = 16 << 20;
+/// Sets of buffers, unless the command line has its own number.
+const DEFAULT_SETS: u32 = 5;
+/// The algorithm that leaves the choice to the library.
+const AUTO: &str = "auto";
 
 #[derive(ClapArgs, Clone, Debug)]
 pub(crate) struct Args {
+    /// What to measure
+    #[arg(value_name = "COLLECTIVE", value_parser = collective_parser())]
+    pub(crate) collective: Collective,
+
     #[command(flatten)]
     pub(crate) group: GroupArgs,
 
@@ -46,9 +54,17 @@ pub(crate) struct Args {
     #[arg(short = 'd', long, alias = "datatype", default_value = "f32", value_parser = dtype_parser())]
     pub(crate) dtype: Dtype,
 
-    /// Algorithm; auto leaves the choice to the library
-    #[arg(long, default_value = "auto", value_parser = algorithm_parser())]
-    pub(crate) algo: Choice,
+    /// Algorithm, one that the collective has; auto leaves the choice to the library
+    #[arg(short = 'a', long, default_value = AUTO)]
+    pub(crate) algo: String,
+
+    /// Operator of what reduces [default: sum]
+    #[arg(short = 'o', long, value_parser = op_parser())]
+    pub(crate) op: Option<ReduceOp>,
+
+    /// Root of what has one [default: 0]
+    #[arg(short = 'r', long, value_name = "RANK")]
+    pub(crate) root: Option<usize>,
 
     /// Captures N calls in one graph on each rank, and measures its replays
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -74,7 +90,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) threads: Option<u32>,
 
-    /// Tries many grids at each size, out of place; the row is the fastest's, the line above it names the next ones
+    /// Tries many grids at each size, out of place if possible; the row is the fastest's, the line above it names the next ones
     #[arg(long, conflicts_with_all = ["blocks", "threads"])]
     pub(crate) sweep: bool,
 
@@ -82,9 +98,13 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Memory::Symmetric)]
     pub(crate) memory: Memory,
 
-    /// Sets of buffers that calls go round, memory permitting: with 1, every call finds its data where the last one left it
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) sets: u32,
+    /// Which buffers calls use [default: rotating]
+    #[arg(long, value_enum)]
+    pub(crate) buffers: Option<Buffers>,
+
+    /// Sets of rotating buffers, memory permitting; 1 is the same as --buffers same [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) sets: Option<u32>,
 
     /// Seed of the random data; a run with the same seed has the same data [default: the clock]
     #[arg(long, value_parser = seed::parse)]
@@ -103,13 +123,21 @@ pub(crate) struct Args {
     pub(crate) corrupt: Option<usize>,
 }
 
-/// An algorithm, or none for "auto". A type of its own, because clap takes an `Option` for an optional argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Choice(pub(crate) Option<Algorithm>);
+/// Which buffers the calls of a batch use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Buffers {
+    /// All the same: a call finds its data where the last one left it, in a cache if it fits.
+    Same,
+    /// They go round several sets.
+    Rotating,
+}
 
-impl Choice {
+impl Buffers {
     pub(crate) fn name(self) -> &'static str {
-        self.0.map_or("auto", Algorithm::name)
+        match self {
+            Buffers::Same => "same",
+            Buffers::Rotating => "rotating",
+        }
     }
 }
 
@@ -132,9 +160,56 @@ impl Memory {
 }
 
 impl Args {
-    /// The element counts to run, smallest first.
-    pub(crate) fn counts(&self) -> Result<Vec<usize>> {
-        let element = self.dtype.bytes();
+    /// Refuses what the collective does not have, and what contradicts itself.
+    pub(crate) fn check(&self) -> Result<()> {
+        let collective = self.collective;
+        self.algorithm()?;
+        if let Some(op) = self.op.filter(|_| !collective.reduces()) {
+            return Err(CliError::Arguments(format!("--op {op}: {collective} reduces nothing")));
+        }
+        if let Some(root) = self.root.filter(|_| !collective.has_root()) {
+            return Err(CliError::Arguments(format!("--root {root}: {collective} has no root")));
+        }
+        match (self.buffers, self.sets) {
+            (Some(Buffers::Same), Some(2..)) | (Some(Buffers::Rotating), Some(1)) => Err(CliError::Arguments(
+                "--buffers same has one set of buffers, --buffers rotating has more".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The algorithm that is asked for, or none to leave the choice to the library.
+    pub(super) fn algorithm(&self) -> Result<Option<Algorithm>> {
+        if self.algo == AUTO {
+            return Ok(None);
+        }
+        let has = self.collective.algorithms();
+        if let Some(algorithm) = has.iter().find(|algorithm| algorithm.name() == self.algo) {
+            return Ok(Some(*algorithm));
+        }
+        let names =
+            [AUTO].into_iter().chain(has.iter().map(|algorithm| algorithm.name())).collect::<Vec<_>>().join(", ");
+        let (algo, collective) = (&self.algo, self.collective);
+        Err(CliError::Arguments(format!(
+            "invalid value '{algo}' for '--algo': {collective} has no such algorithm [possible values: {names}]"
+        )))
+    }
+
+    /// Sets of buffers to go round, memory permitting.
+    pub(super) fn sets(&self) -> u32 {
+        match self.buffers {
+            Some(Buffers::Same) => 1,
+            _ => self.sets.unwrap_or(DEFAULT_SETS),
+        }
+    }
+
+    /// What that amounts to.
+    pub(super) fn policy(&self) -> Buffers {
+        if self.sets() == 1 { Buffers::Same } else { Buffers::Rotating }
+    }
+
+    /// The sizes in bytes to run, smallest first, before they are rounded down to what the collective can divide.
+    pub(crate) fn sizes(&self) -> Result<Vec<usize>> {
         let max_bytes = self.max_bytes.unwrap_or(match self.group.backend {
             // A larger -b alone asks for that one size.
             BackendName::Host => DEFAULT_MAX_BYTES_HOST.max(self.min_bytes),
@@ -143,11 +218,11 @@ impl Args {
         if self.min_bytes > max_bytes {
             return Err(CliError::Arguments(format!("-b {} is larger than -e {max_bytes}", self.min_bytes)));
         }
-        if self.min_bytes < element {
+        if self.min_bytes < self.dtype.bytes() {
             return Err(CliError::Arguments(format!("-b {} holds no whole {} element", self.min_bytes, self.dtype)));
         }
         let sizes = std::iter::successors(Some(self.min_bytes), |size| size.checked_mul(self.step_factor));
-        Ok(sizes.take_while(|size| *size <= max_bytes).map(|size| size / element).collect())
+        Ok(sizes.take_while(|size| *size <= max_bytes).collect())
     }
 
     /// The number of ranks of one process that has all of them, given how many devices there are.
@@ -185,10 +260,32 @@ fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {
     })
 }
 
-fn algorithm_parser() -> impl TypedValueParser<Value = Choice> {
-    let names = std::iter::once("auto").chain(Algorithm::ALL.map(Algorithm::name));
-    // The parser has refused every other name.
-    PossibleValuesParser::new(names).map(|name| Choice(Algorithm::from_name(&name)))
+fn op_parser() -> impl TypedValueParser<Value = ReduceOp> {
+    PossibleValuesParser::new(ReduceOp::ALL.map(ReduceOp::name)).try_map(|name| {
+        let found = ReduceOp::ALL.into_iter().find(|op| op.name() == name);
+        found.ok_or_else(|| format!("no operator {name}"))
+    })
+}
+
+fn collective_parser() -> impl TypedValueParser<Value = Collective> {
+    let value = |collective: Collective| PossibleValue::new(collective.name()).help(about(collective));
+    PossibleValuesParser::new(Collective::ALL.map(value))
+        .try_map(|name| Collective::from_name(&name).ok_or_else(|| format!("no collective {name}")))
+}
+
+fn about(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "Every rank gets the reduction of all ranks' data",
+        Collective::ReduceScatter => "Every rank gets its part of the reduction of all ranks' data",
+        Collective::AllGather => "Every rank gets all ranks' data",
+        Collective::Broadcast => "Every rank gets the root's data",
+        Collective::Scatter => "Every rank gets its part of the root's data",
+        Collective::Gather => "The root gets all ranks' data",
+        Collective::Reduce => "The root gets the reduction of all ranks' data",
+        Collective::AllToAll => "Every rank gets its part of every rank's data",
+        Collective::SendRecv => "Every rank sends to the next one and receives from the one before, in one launch",
+        _ => "",
+    }
 }
 
 #[cfg(test)]
@@ -203,8 +300,14 @@ mod tests {
         args: Args,
     }
 
-    fn counts(line: &str) -> Result<Vec<usize>> {
-        Line::try_parse_from(format!("bench {line}").split_whitespace())?.args.counts()
+    fn args(line: &str) -> Result<Args> {
+        let args = Line::try_parse_from(format!("bench {line}").split_whitespace())?.args;
+        args.check()?;
+        Ok(args)
+    }
+
+    fn sizes(line: &str) -> Result<Vec<usize>> {
+        args(&format!("all-reduce {line}"))?.sizes()
     }
 
     #[test]
@@ -220,18 +323,53 @@ mod tests {
     }
 
     #[test]
-    fn sizes_round_down_to_whole_elements() {
-        assert_eq!(counts("-b 1001 -e 5000 -f 2 -d f16").unwrap(), [500, 1001, 2002]);
-        assert_eq!(counts("-b 7 -e 7 -d f32").unwrap(), [1]);
-        assert_eq!(counts("-b 1K -e 4K -f 18446744073709551615").unwrap(), [256]);
-        assert_eq!(counts("-b 32M").unwrap(), [8 << 20]);
-        assert_eq!(counts("").unwrap().len(), 15);
-        assert_eq!(counts("--backend cuda").unwrap().len(), 17);
+    fn sizes_grow_by_the_factor() {
+        assert_eq!(sizes("-b 1001 -e 5000 -f 2 -d f16").unwrap(), [1001, 2002, 4004]);
+        assert_eq!(sizes("-b 7 -e 7 -d f32").unwrap(), [7]);
+        assert_eq!(sizes("-b 1K -e 4K -f 18446744073709551615").unwrap(), [1024]);
+        assert_eq!(sizes("-b 32M").unwrap(), [32 << 20]);
+        assert_eq!(sizes("").unwrap().len(), 15);
+        assert_eq!(sizes("--backend cuda").unwrap().len(), 17);
     }
 
     #[test]
     fn sizes_that_cannot_be_meant_are_refused() {
-        assert!(counts("-b 2K -e 1K").unwrap_err().to_string().contains("larger than -e 1024"));
-        assert!(counts("-b 3 -e 1K").unwrap_err().to_string().contains("no whole f32"));
+        assert!(sizes("-b 2K -e 1K").unwrap_err().to_string().contains("larger than -e 1024"));
+        assert!(sizes("-b 3 -e 1K").unwrap_err().to_string().contains("no whole f32"));
+    }
+
+    #[test]
+    fn every_collective_takes_its_algorithms_and_no_others() {
+        for collective in Collective::ALL {
+            assert_eq!(args(collective.name()).unwrap().algorithm().unwrap(), None);
+            for algorithm in Algorithm::ALL {
+                let args = args(&format!("{collective} -a {algorithm}"));
+                if collective.algorithms().contains(&algorithm) {
+                    assert_eq!(args.unwrap().algorithm().unwrap(), Some(algorithm));
+                } else {
+                    let refused = args.unwrap_err().to_string();
+                    let named = collective.algorithms().iter().all(|has| refused.contains(has.name()));
+                    assert!(named && refused.contains(collective.name()), "{refused}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_policy_of_buffers_is_one_of_two() {
+        let policy = |line: &str| args(&format!("all-reduce {line}")).map(|args| (args.policy(), args.sets()));
+        for (line, expected) in [
+            ("", (Buffers::Rotating, 5)),
+            ("--buffers rotating", (Buffers::Rotating, 5)),
+            ("--buffers rotating --sets 3", (Buffers::Rotating, 3)),
+            ("--sets 1", (Buffers::Same, 1)),
+            ("--buffers same", (Buffers::Same, 1)),
+            ("--buffers same --sets 1", (Buffers::Same, 1)),
+        ] {
+            assert_eq!(policy(line).unwrap(), expected, "{line}");
+        }
+        for line in ["--buffers same --sets 2", "--buffers rotating --sets 1"] {
+            assert!(policy(line).is_err(), "{line}");
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Comparison of results: bit by bit with the scalar reference, and by value with sums in f64.
+//! Comparison of results: bit by bit with the scalar reference, and by value with what is computed in f64.
 
-use signal_comm::Element;
+use signal_comm::{Element, ReduceOp, reference};
 
 /// Elements whose bits differ.
 pub(super) fn wrong_elements<T: Element>(found: &[T], expected: &[T]) -> u64 {
@@ -13,7 +13,27 @@ pub(super) fn wrong_elements<T: Element>(found: &[T], expected: &[T]) -> u64 {
     (differing + found.len().abs_diff(expected.len())) as u64
 }
 
-/// The largest absolute difference from sums in f64; infinite if a result is a NaN, which `max` would drop.
+/// The reduction of `inputs` in f64, unrounded.
+pub(super) fn exact<T: Element>(op: ReduceOp, inputs: &[&[T]]) -> Vec<f64> {
+    let fold = |combine: fn(f64, f64) -> f64| {
+        let mut rest = inputs.iter();
+        let mut values: Vec<f64> =
+            rest.next().map_or_else(Vec::new, |first| first.iter().map(|x| x.to_f64()).collect());
+        for input in rest {
+            values.iter_mut().zip(*input).for_each(|(value, x)| *value = combine(*value, x.to_f64()));
+        }
+        values
+    };
+    match op {
+        ReduceOp::Min => fold(f64::min),
+        ReduceOp::Max => fold(f64::max),
+        ReduceOp::Prod => fold(|a, b| a * b),
+        ReduceOp::Avg => reference::all_reduce_f64(inputs).iter().map(|sum| sum / inputs.len() as f64).collect(),
+        _ => reference::all_reduce_f64(inputs),
+    }
+}
+
+/// The largest absolute difference from exact values; infinite if a result is a NaN, which `max` would drop.
 pub(super) fn max_error<T: Element>(found: &[T], exact: &[f64]) -> f64 {
     let errors = found.iter().zip(exact).map(|(found, exact)| (found.to_f64() - exact).abs());
     errors.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max)
@@ -33,6 +53,13 @@ mod tests {
         assert_eq!(wrong_elements(&zeros[..2], &zeros), 1);
         let ones = [bf16::ONE; 3];
         assert_eq!(wrong_elements(&ones, &[bf16::ONE, bf16::from_bits(0x3f81), bf16::ONE]), 1);
+    }
+
+    #[test]
+    fn exact_values_are_those_of_the_operator() {
+        let inputs: [&[f32]; 3] = [&[1.0, -4.0], &[2.5, 0.5], &[-0.5, 2.0]];
+        let expected = [[3.0, -1.5], [-0.5, -4.0], [2.5, 2.0], [-1.25, -4.0], [1.0, -0.5]];
+        assert_eq!(ReduceOp::ALL.map(|op| exact(op, &inputs)), expected.map(Vec::from));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use signal_comm::reference;
 use signal_comm::{Backend, Element};
 
 use super::args::Args;
 use super::check;
-use super::data::{Sets, applied};
+use super::data::Sets;
 use super::ranks::{Ranks, Work};
+use super::shape::Place;
 use crate::error::Result;
 
 /// Time for the batches of one size and place, unless `--batches` says how many they are.
@@ -20,24 +20,6 @@ const MAX_BATCHES: usize = 50;
 /// Calls in a batch, unless `--iters` says how many they are or they take too long.
 const CALLS: u32 = 20;
 
-/// Where the result goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// To a buffer of its own.
-    OutOfPlace,
-    /// Over the input.
-    InPlace,
-}
-
-impl Place {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Place::OutOfPlace => "out of place",
-            Place::InPlace => "in place",
-        }
-    }
-}
-
 /// What was found at one size and place.
 pub(super) struct Measurement<T> {
     /// Microseconds a call, each a batch's mean on its slowest rank; sorted.
@@ -45,9 +27,9 @@ pub(super) struct Measurement<T> {
     pub(super) calls: u32,
     /// Elements whose bits were wrong, over all ranks, sets and both passes.
     pub(super) wrong: u64,
-    /// Largest error of a single call against sums in f64, over all ranks and sets.
+    /// Largest error of a single call against exact values, over all ranks and sets.
     pub(super) max_error: f64,
-    /// Results of set 0 by rank of this process: of the timed calls out of place, of the single call in place.
+    /// Buffers of set 0 by rank of this process: of the timed calls out of place, of the single call in place.
     pub(super) outputs: Vec<Vec<T>>,
 }
 
@@ -71,18 +53,18 @@ pub(super) fn measure<B: Backend, T: Element>(
     // A single call on each set, before anything is warm.
     let once = Work::Calls(sets.len() as u32);
     sets.prepare(ranks, place)?;
-    let mut time = ranks.batch(&mut sets.sets, place, &once)? / once.calls();
+    let mut time = ranks.batch(sets, place, &once)? / once.calls();
     check_pass(ranks, sets, place, &once, &mut found)?;
 
     if args.warmup > 0 {
-        time = ranks.batch(&mut sets.sets, place, &Work::Calls(args.warmup))? / args.warmup;
+        time = ranks.batch(sets, place, &Work::Calls(args.warmup))? / args.warmup;
     }
     let work = match args.graph {
         Some(calls) => {
-            let mut work = ranks.capture(&mut sets.sets, place, calls)?;
+            let mut work = ranks.capture(sets, place, calls)?;
             // A graph's first replay uploads it.
-            ranks.batch(&mut sets.sets, place, &work)?;
-            work.set_lead(ranks.batch(&mut sets.sets, place, &work)?);
+            ranks.batch(sets, place, &work)?;
+            work.set_lead(ranks.batch(sets, place, &work)?);
             work
         }
         None => Work::Calls(args.iters.unwrap_or_else(|| calls_in_batch(time, sets.len()))),
@@ -91,16 +73,16 @@ pub(super) fn measure<B: Backend, T: Element>(
 
     let mut total = Duration::ZERO;
     while !enough_batches(args.batches, found.times.len(), total) {
-        // Outside the timed part. In place it also keeps the number of sums on sums, and so the result, known.
+        // Outside the timed part. In place it also keeps the number of calls on results of calls, and so the result, known.
         sets.prepare(ranks, place)?;
-        let time = ranks.batch(&mut sets.sets, place, &work)?;
+        let time = ranks.batch(sets, place, &work)?;
         total += time;
         found.times.push(time.as_secs_f64() * 1e6 / f64::from(found.calls));
     }
     found.times.sort_by(f64::total_cmp);
 
     if let Some(index) = ranks.here().position(|rank| args.corrupt == Some(rank)) {
-        corrupt(ranks, sets, index)?;
+        corrupt(ranks, sets, place, index)?;
     }
     check_pass(ranks, sets, place, &work, &mut found)?;
     found.wrong = ranks.together.sum(found.wrong)?;
@@ -132,25 +114,25 @@ fn check_pass<B: Backend, T: Element>(
 ) -> Result<()> {
     for (index, set) in sets.sets.iter().enumerate() {
         // The calls went round the sets, so the first ones may have had one more.
-        let applications = work.runs() * work.calls().saturating_sub(index as u32).div_ceil(sets.len() as u32);
-        if applications == 0 {
+        let calls = work.runs() * work.calls().saturating_sub(index as u32).div_ceil(sets.len() as u32);
+        if calls == 0 {
             continue;
         }
-        let summed_again =
-            (place == Place::InPlace && applications > 1).then(|| applied(&set.expected, ranks.world(), applications));
-        let expected = summed_again.as_ref().unwrap_or(&set.expected);
+        let again = (place == Place::InPlace && calls > 1).then(|| set.data.again(calls));
+        let reduced = again.as_ref().unwrap_or(&set.data.once);
         let mut outputs = Vec::new();
-        for (output, stream) in set.outputs.iter().zip(&ranks.streams) {
-            outputs.push(output.read(stream)?);
-        }
-        let wrong: u64 = outputs.iter().map(|output| check::wrong_elements(output, expected)).sum();
-        found.wrong += wrong;
-        if summed_again.is_none() {
-            // Outputs with the right bits have the reference's error.
-            found.max_error = found.max_error.max(set.expected_error);
-            if wrong > 0 {
-                found.max_error = found.max_error.max(worst_error(&set.host_inputs(), &outputs));
+        for ((rank, output), stream) in ranks.here().zip(&set.outputs).zip(&ranks.streams) {
+            let output = output.read(stream)?;
+            let wrong = check::wrong_elements(&output, &set.data.after(rank, place, calls, reduced));
+            found.wrong += wrong;
+            if again.is_none() && wrong > 0 {
+                found.max_error = found.max_error.max(set.data.error_of(rank, place, &output));
             }
+            outputs.push(output);
+        }
+        if again.is_none() {
+            // Outputs with the right bits have the reference's error.
+            found.max_error = found.max_error.max(set.data.error);
             if index == 0 {
                 found.outputs = outputs;
             }
@@ -159,18 +141,14 @@ fn check_pass<B: Backend, T: Element>(
     Ok(())
 }
 
-/// The largest error of any rank's output.
-fn worst_error<T: Element>(inputs: &[Vec<T>], outputs: &[Vec<T>]) -> f64 {
-    let inputs: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
-    let exact = reference::all_reduce_f64(&inputs);
-    outputs.iter().map(|output| check::max_error(output, &exact)).fold(0.0, f64::max)
-}
-
-/// Flips the lowest bit of the middle element of the first output of one of this process's ranks, in the device's memory.
-fn corrupt<B: Backend, T: Element>(ranks: &Ranks<B>, sets: &mut Sets<B, T>, index: usize) -> Result<()> {
+/// Flips the lowest bit of the middle element of the first result of one of this process's ranks, in the device's memory; of the
+/// whole buffer where the rank has no result, as nothing is to be written there.
+fn corrupt<B: Backend, T: Element>(ranks: &Ranks<B>, sets: &mut Sets<B, T>, place: Place, index: usize) -> Result<()> {
+    let result = sets.size.elements(ranks.shape.output(ranks.here().start + index, place));
     let (output, stream) = (&mut sets.sets[0].outputs[index], &ranks.streams[index]);
     let mut values = output.read(stream)?;
-    let middle = values.len() / 2;
+    let range = if result.is_empty() { 0..values.len() } else { result };
+    let middle = range.start + range.len() / 2;
     values[middle] = T::from_bits(values[middle].to_bits() ^ 1);
     output.write(stream, &values)?;
     Ok(())

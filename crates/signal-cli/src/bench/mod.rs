@@ -1,23 +1,30 @@
-//! `signal bench all-reduce`: time and bandwidth by size, every result checked.
+//! `signal bench`: time and bandwidth of a collective by size, every result checked.
 //!
 //! One thread drives all ranks of a process: calls only enqueue, so each call is enqueued rank by rank and nothing waits before
-//! every rank has its part. At each size, out of place and in place, there are two checked passes: one call on each of a few
-//! sets of fresh random buffers, then the timed batches, whose calls go round the same sets. What the timed calls left
-//! is compared too, bit by bit, so a number in the table stands for results that were right while it was measured.
+//! every rank has its part. At each size, out of place and in place where the collective has both, there are two checked
+//! passes: one call on each of a few sets of fresh random buffers, then the timed batches, whose calls go round the same sets.
+//! What the timed calls left is compared too, bit by bit, so a number in the table stands for results that were right while it
+//! was measured.
+//!
+//! What a collective does to the parts of its buffers is data ([`shape`]), from which sizes, inputs, expected results and
+//! bandwidths follow; only the call itself is code of its own ([`calls`]).
 //!
 //! One process has all ranks; with `--spawn` or `--launched` each has one. Then every process does the same, with the inputs of
 //! all ranks from one seed, and what they have to know of each other they gather ([`together`]): times, which also decide how
 //! much is measured, and what was wrong.
 
 mod args;
+mod calls;
 mod check;
 mod data;
 mod dump;
+mod expected;
 mod line;
 mod measure;
 mod ranks;
 mod report;
 mod seat;
+mod shape;
 mod spawn;
 mod sweep;
 mod table;
@@ -32,10 +39,11 @@ use signal_comm::{Backend, Dtype, Element};
 pub(crate) use self::args::Args;
 use self::data::Sets;
 use self::dump::Dump;
-use self::measure::{Measurement, Place};
+use self::measure::Measurement;
 use self::ranks::Ranks;
 use self::report::{Report, Row};
 use self::seat::{Found, Seat};
+use self::shape::{Place, Size};
 use self::table::Table;
 use self::together::Word;
 use crate::backend::{WithBackend, with_backend};
@@ -44,13 +52,14 @@ use crate::seed;
 
 /// Runs the bench. An error if an argument, a call or a result was wrong.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let counts = args.counts()?;
+    args.check()?;
+    let bytes = args.sizes()?;
     let seed = args.seed.unwrap_or_else(seed::from_clock);
     let seat = match Seat::find(args)? {
         Found::Seat(seat) => seat,
         Found::Start(world) => return spawn::run(world),
     };
-    let result = with_backend(args.group.backend, AllReduce { args, counts: &counts, seat: &seat, seed });
+    let result = with_backend(args.group.backend, Bench { args, bytes: &bytes, seat: &seat, seed });
     match (result, seat.line()) {
         // For its parent to print.
         (Err(error), Some(line)) => {
@@ -63,14 +72,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// The work, once a backend is open.
-struct AllReduce<'a> {
+struct Bench<'a> {
     args: &'a Args,
-    counts: &'a [usize],
+    /// The sizes to run, before they are rounded down.
+    bytes: &'a [usize],
     seat: &'a Seat,
     seed: u64,
 }
 
-impl WithBackend for AllReduce<'_> {
+impl WithBackend for Bench<'_> {
     type Output = ();
 
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
@@ -83,15 +93,15 @@ impl WithBackend for AllReduce<'_> {
     }
 }
 
-impl AllReduce<'_> {
+impl Bench<'_> {
     fn run_typed<B: Backend, T: Element>(&self, backend: &B) -> Result<()> {
         let mut ranks = Ranks::<B>::create(backend, self.args, self.seat, self.seed)?;
         let leads = ranks.together.leads();
         let json = self.args.json.as_deref().filter(|_| leads);
         let mut report = Report::new(self.args, &ranks);
         let prepared = self.prepare::<B, T>(&ranks, &report, json);
-        let (mut dump, table) = ranks.agree(prepared)?;
-        let result = self.run_sizes::<B, T>(&mut ranks, &mut report, &table, dump.as_mut());
+        let Prepared { sizes, mut dump, table } = ranks.agree(prepared)?;
+        let result = self.run_sizes::<B, T>(&mut ranks, &sizes, &mut report, &table, dump.as_mut());
         // The rows so far are of use even when a later size failed.
         let result = result.and_then(|()| table.finish(&report)).and_then(|()| match report.wrong() {
             0 => Ok(()),
@@ -111,50 +121,67 @@ impl AllReduce<'_> {
         ranks: &Ranks<B>,
         report: &Report,
         json: Option<&Path>,
-    ) -> Result<(Option<Dump>, Table)> {
-        let largest = self.counts.last().map_or(0, |count| count * T::DTYPE.bytes());
-        data::affordable_sets(ranks, largest, self.args.sets)?;
+    ) -> Result<Prepared> {
+        let sizes = self.bytes.iter().map(|bytes| ranks.shape.size(*bytes, T::DTYPE)).collect::<Result<Vec<_>>>()?;
+        let largest = sizes.last().map_or(0, |size| size.bytes);
+        data::affordable_sets(ranks, largest, self.args.sets())?;
         if let Some(path) = json {
             OpenOptions::new().create(true).append(true).open(path).map_err(CliError::file(path))?;
         }
         let leads = ranks.together.leads();
-        let dump = self.args.dump.as_deref().map(|place| Dump::create(place, report, leads)).transpose()?;
-        Ok((dump, Table::start(report, self.counts.len(), !leads)?))
+        let dump =
+            self.args.dump.as_deref().map(|place| Dump::create(place, ranks.shape, report, leads)).transpose()?;
+        let table = Table::start(report, sizes.len() * ranks.shape.places().len(), !leads)?;
+        Ok(Prepared { sizes, dump, table })
     }
 
     fn run_sizes<B: Backend, T: Element>(
         &self,
         ranks: &mut Ranks<B>,
+        sizes: &[Size],
         report: &mut Report,
         table: &Table,
         mut dump: Option<&mut Dump>,
     ) -> Result<()> {
-        for &count in self.counts {
-            table.progress("data", count * T::DTYPE.bytes());
-            let mut sets = Sets::<B, T>::create(ranks, self.args, count)?;
+        for &size in sizes {
+            table.progress("data", size.bytes);
+            let mut sets = Sets::<B, T>::create(ranks, self.args, size)?;
             if self.args.sweep {
-                table.progress("grids", count * T::DTYPE.bytes());
-                let tried = sweep::sweep(ranks, &mut sets, count * T::DTYPE.bytes(), self.args)?;
+                table.progress("grids", size.bytes);
+                let tried = sweep::sweep(ranks, &mut sets, self.args)?;
                 table.tried(&tried)?;
             }
-            let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Measurement<T>> {
-                table.progress(place.name(), count * T::DTYPE.bytes());
-                measure::measure(ranks, &mut sets, place, self.args)
+            let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Option<Measurement<T>>> {
+                if !ranks.shape.places().contains(&place) {
+                    return Ok(None);
+                }
+                table.progress(place.name(), size.bytes);
+                measure::measure(ranks, &mut sets, place, self.args).map(Some)
             };
             let out_of_place = measure(Place::OutOfPlace, ranks)?;
             let in_place = measure(Place::InPlace, ranks)?;
+            let measured = [out_of_place.as_ref(), in_place.as_ref()];
             if let Some(dump) = dump.as_deref_mut() {
-                let here = ranks.here();
-                dump.write(here.clone(), &sets.inputs(0)[here], &out_of_place.outputs, &in_place.outputs)?;
+                dump.write(ranks.here(), size, &sets.sets[0].data, measured)?;
                 // Until all processes have written theirs.
                 ranks.together.gather(())?;
-                dump.note::<T>(count)?;
+                dump.note(size)?;
             }
-            let plan = ranks.plan(count, T::DTYPE);
-            let row = Row::new(count, T::DTYPE, plan, sets.len(), [&out_of_place, &in_place], ranks.world());
+            if sets.len() < self.args.sets() as usize {
+                table.fewer_sets(sets.len(), self.args.sets())?;
+            }
+            let plan = ranks.plan(size, T::DTYPE);
+            let row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets.len(), measured);
             table.row(&row)?;
             report.rows.push(row);
         }
         Ok(())
     }
+}
+
+/// What is there before the first call.
+struct Prepared {
+    sizes: Vec<Size>,
+    dump: Option<Dump>,
+    table: Table,
 }

@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use signal_comm::{AbortHandle, Backend, CallOptions, Communicator, Dtype, Element, Plan, ReduceOp, Settings};
+use signal_comm::{AbortHandle, Backend, CallOptions, Collective, Communicator, Dtype, Element, Plan, Settings};
 
 use super::args::Args;
-use super::data::Set;
-use super::measure::Place;
+use super::calls;
+use super::data::Sets;
 use super::seat::Seat;
+use super::shape::{Place, Shape, Size};
 use super::together::Together;
 use crate::error::{CliError, Result};
 use crate::machine::Device;
@@ -30,6 +31,8 @@ pub(super) struct Ranks<B: Backend> {
     pub(super) together: Together,
     /// Of all ranks of the world.
     pub(super) devices: Vec<Device>,
+    /// What they call.
+    pub(super) shape: Shape,
     /// Of the data, one for all processes.
     pub(super) seed: u64,
     first: usize,
@@ -55,7 +58,7 @@ pub(super) enum Work<B: Backend> {
 /// How long the replays before the timed one should last: longer than it takes to enqueue all of them on all ranks. Else the
 /// first rank is timed while it waits for the last one's launch.
 const LEAD: Duration = Duration::from_millis(1);
-/// Replays before the timed one, at most: in place each call adds to the result of the one before, which the check repeats.
+/// Replays before the timed one, at most: in place a call may reduce the result of the one before, which the check repeats.
 const MOST_LEAD: u128 = 20;
 
 impl<B: Backend> Work<B> {
@@ -87,13 +90,17 @@ impl<B: Backend> Ranks<B> {
     /// The ranks that `seat` gives to this process. `seed` is that of rank 0's process.
     pub(super) fn create(backend: &B, args: &Args, seat: &Seat, seed: u64) -> Result<Self> {
         let available = backend.devices()?;
-        let (first, number, device) = match seat.position() {
-            None => (0, args.world(available.len())?, 0),
+        let (first, number, device, world) = match seat.position() {
+            None => {
+                let world = args.world(available.len())?;
+                (0, world, 0, world)
+            }
             Some(position) => {
                 args.check_position(&position, available.len())?;
-                (position.rank, 1, position.local_rank)
+                (position.rank, 1, position.local_rank, position.world)
             }
         };
+        let shape = Shape::new(args, world)?;
         let devices: Vec<B::Device> = available.iter().cycle().skip(device).take(number).cloned().collect();
         let mut settings = Settings::from_env()?;
         if env::var_os("SIGNAL_TIMEOUT").is_none() {
@@ -122,12 +129,12 @@ impl<B: Backend> Ranks<B> {
         }
         let streams = devices.iter().map(B::create_stream).collect::<Result<_, _>>()?;
         let mut options = CallOptions::default();
-        options.algorithm = args.algo.0;
+        options.algorithm = args.algorithm()?;
         options.blocks = args.blocks;
         options.threads = args.threads;
         let seed = hellos[0].seed;
         let devices = hellos.into_iter().flat_map(|hello| hello.devices).collect();
-        Ok(Ranks { communicators, streams, together, devices, seed, first, options })
+        Ok(Ranks { communicators, streams, together, devices, shape, seed, first, options })
     }
 
     pub(super) fn world(&self) -> usize {
@@ -169,8 +176,12 @@ impl<B: Backend> Ranks<B> {
     }
 
     /// How a call will run: the library's plan with what the command line overrides.
-    pub(super) fn plan(&self, count: usize, dtype: Dtype) -> Plan {
-        let mut plan = self.communicators[0].plan(count, dtype, ReduceOp::Sum);
+    pub(super) fn plan(&self, size: Size, dtype: Dtype) -> Plan {
+        let communicator = &self.communicators[0];
+        let mut plan = match self.shape.collective {
+            Collective::AllReduce => communicator.plan(size.count, dtype, self.shape.op),
+            other => communicator.plan_of(other, size.bytes as u64),
+        };
         plan.algorithm = self.options.algorithm.unwrap_or(plan.algorithm);
         plan.blocks = self.options.blocks.unwrap_or(plan.blocks);
         plan.threads = self.options.threads.unwrap_or(plan.threads);
@@ -183,28 +194,25 @@ impl<B: Backend> Ranks<B> {
     }
 
     /// Enqueues one call on every rank of this process.
-    pub(super) fn enqueue<T: Element>(&mut self, set: &mut Set<B, T>, place: Place) -> Result<()> {
-        let ranks = self.communicators.iter_mut().zip(&self.streams);
-        let buffers = set.inputs.iter().zip(&mut set.outputs);
-        for ((communicator, stream), (input, output)) in ranks.zip(buffers) {
-            let call = communicator.with(self.options);
-            match place {
-                Place::OutOfPlace => call.all_reduce(stream, input, output, ReduceOp::Sum)?,
-                Place::InPlace => call.all_reduce_in_place(stream, output, ReduceOp::Sum)?,
-            }
+    fn enqueue<T: Element>(&mut self, sets: &mut Sets<B, T>, index: usize, place: Place) -> Result<()> {
+        let here = self.here();
+        let (size, set) = (sets.size, &mut sets.sets[index]);
+        let ranks = here.zip(&mut self.communicators).zip(&self.streams);
+        for (((rank, communicator), stream), buffers) in ranks.zip(set.inputs.iter().zip(&mut set.outputs)) {
+            calls::enqueue(communicator.with(self.options), stream, (&self.shape, size, place), rank, buffers)?;
         }
         Ok(())
     }
 
     /// Captures graphs of `calls` calls each, as many as it takes to use every set.
-    pub(super) fn capture<T: Element>(&mut self, sets: &mut [Set<B, T>], place: Place, calls: u32) -> Result<Work<B>> {
+    pub(super) fn capture<T: Element>(&mut self, sets: &mut Sets<B, T>, place: Place, calls: u32) -> Result<Work<B>> {
         let graphs = sets.len().div_ceil(calls as usize);
         let mut by_rank: Vec<Vec<B::Graph>> = self.streams.iter().map(|_| Vec::new()).collect();
         let mut order = (0..sets.len()).cycle();
         for _ in 0..graphs {
             self.streams.iter().try_for_each(B::begin_capture)?;
             for set in order.by_ref().take(calls as usize) {
-                self.enqueue(&mut sets[set], place)?;
+                self.enqueue(sets, set, place)?;
             }
             for (stream, graphs) in self.streams.iter().zip(&mut by_rank) {
                 graphs.push(B::end_capture(stream)?);
@@ -216,7 +224,7 @@ impl<B: Backend> Ranks<B> {
     /// Runs `work` once and returns the slowest rank's time by its device's clock, over all processes. Ends idle.
     pub(super) fn batch<T: Element>(
         &mut self,
-        sets: &mut [Set<B, T>],
+        sets: &mut Sets<B, T>,
         place: Place,
         work: &Work<B>,
     ) -> Result<Duration> {
@@ -232,7 +240,7 @@ impl<B: Backend> Ranks<B> {
         match work {
             Work::Calls(calls) => {
                 for set in (0..sets.len()).cycle().take(*calls as usize) {
-                    self.enqueue(&mut sets[set], place)?;
+                    self.enqueue(sets, set, place)?;
                 }
             }
             Work::Graphs { by_rank, .. } => self.replay(by_rank)?,
@@ -272,7 +280,7 @@ mod tests {
     use std::thread;
 
     use signal_comm::host::{self, Host};
-    use signal_comm::{DeviceBuffer, Id, UnixRendezvous};
+    use signal_comm::{DeviceBuffer, Id, ReduceOp, UnixRendezvous};
 
     use super::*;
 
@@ -287,7 +295,8 @@ mod tests {
         let streams = vec![Host::create_stream(&device).unwrap()];
         let options = CallOptions::default();
         let devices = vec![Device::from(Host::describe(&device)); 2];
-        Ranks { communicators, streams, together, devices, seed: 0, first: rank, options }
+        let shape = Shape { collective: Collective::AllReduce, world: 2, root: 0, op: ReduceOp::Sum };
+        Ranks { communicators, streams, together, devices, shape, seed: 0, first: rank, options }
     }
 
     #[test]

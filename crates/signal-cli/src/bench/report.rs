@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use signal_comm::{Backend, Dtype, Plan, ReduceOp};
+use signal_comm::{Backend, Dtype, Plan};
 
 use super::args::Args;
 use super::measure::Measurement;
 use super::ranks::Ranks;
+use super::shape::{Shape, Size};
 use crate::error::{CliError, Result};
 use crate::machine::{Device, Machine, signal_variables};
 
@@ -37,8 +38,11 @@ pub(super) struct Arguments {
     /// Each rank is a process; else all are of one.
     pub(super) processes: bool,
     pub(super) dtype: &'static str,
+    /// "none" where nothing is reduced.
     pub(super) op: &'static str,
-    pub(super) algo: &'static str,
+    /// -1 where there is none.
+    pub(super) root: i64,
+    pub(super) algo: String,
     pub(super) graph: Option<u32>,
     pub(super) iters: Option<u32>,
     pub(super) batches: Option<u32>,
@@ -46,6 +50,10 @@ pub(super) struct Arguments {
     pub(super) blocks: Option<u32>,
     pub(super) threads: Option<u32>,
     pub(super) memory: &'static str,
+    /// "same" or "rotating".
+    pub(super) buffers: &'static str,
+    /// Sets of buffers, where the memory has room for them; a row has its own number.
+    pub(super) sets: u32,
     pub(super) share_devices: bool,
     pub(super) seed: u64,
     pub(super) timeout_seconds: f64,
@@ -54,17 +62,21 @@ pub(super) struct Arguments {
 /// One size.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
+    /// Of the side of a call that has more.
     pub(super) bytes: usize,
+    /// Elements of a rank's part, as nccl-tests counts them; of all where there are no parts.
     pub(super) count: usize,
     pub(super) dtype: &'static str,
     pub(super) op: &'static str,
+    pub(super) root: i64,
     pub(super) algorithm: &'static str,
     pub(super) blocks: u32,
     pub(super) threads: u32,
     /// Independent sets of buffers that the calls went round.
     pub(super) sets: usize,
-    pub(super) out_of_place: Timing,
-    pub(super) in_place: Timing,
+    /// `None` where the collective has no such form.
+    pub(super) out_of_place: Option<Timing>,
+    pub(super) in_place: Option<Timing>,
 }
 
 /// One size in one place.
@@ -86,13 +98,14 @@ pub(super) struct Timing {
 impl Report {
     pub(super) fn new<B: Backend>(args: &Args, ranks: &Ranks<B>) -> Self {
         let arguments = Arguments {
-            collective: "all-reduce",
+            collective: ranks.shape.collective.name(),
             backend: B::NAME,
             ranks: ranks.world(),
             processes: !ranks.together.is_alone(),
             dtype: args.dtype.name(),
-            op: ReduceOp::Sum.name(),
-            algo: args.algo.name(),
+            op: ranks.shape.op_name(),
+            root: ranks.shape.root_number(),
+            algo: args.algo.clone(),
             graph: args.graph,
             iters: args.iters,
             batches: args.batches,
@@ -100,6 +113,8 @@ impl Report {
             blocks: args.blocks,
             threads: args.threads,
             memory: args.memory.name(),
+            buffers: args.policy().name(),
+            sets: args.sets(),
             share_devices: args.group.share_devices,
             seed: ranks.seed,
             timeout_seconds: ranks.communicators[0].settings().timeout.as_secs_f64(),
@@ -109,7 +124,7 @@ impl Report {
             devices: ranks.devices.clone(),
             environment: signal_variables(),
             arguments,
-            error_unit: "absolute difference from the sum in f64, not scaled",
+            error_unit: "absolute difference from the exact value in f64, not scaled",
             rows: Vec::new(),
             error: None,
         }
@@ -130,27 +145,26 @@ impl Report {
     }
 
     fn timings(&self) -> impl Iterator<Item = &Timing> {
-        self.rows.iter().flat_map(|row| [&row.out_of_place, &row.in_place])
+        self.rows.iter().flat_map(Row::timings)
     }
 }
 
 impl Row {
     /// `measured` is out of place, then in place.
     pub(super) fn new<T>(
-        count: usize,
-        dtype: Dtype,
+        shape: &Shape,
+        (size, dtype): (Size, Dtype),
         plan: Plan,
         sets: usize,
-        measured: [&Measurement<T>; 2],
-        world: usize,
+        measured: [Option<&Measurement<T>>; 2],
     ) -> Self {
-        let bytes = count * dtype.bytes();
-        let [out_of_place, in_place] = measured.map(|found| Timing::new(found, bytes, world));
+        let [out_of_place, in_place] = measured.map(|found| found.map(|found| Timing::new(found, size.bytes, shape)));
         Row {
-            bytes,
-            count,
+            bytes: size.bytes,
+            count: size.count,
             dtype: dtype.name(),
-            op: ReduceOp::Sum.name(),
+            op: shape.op_name(),
+            root: shape.root_number(),
             algorithm: plan.algorithm.name(),
             blocks: plan.blocks,
             threads: plan.threads,
@@ -159,14 +173,17 @@ impl Row {
             in_place,
         }
     }
+
+    pub(super) fn timings(&self) -> impl Iterator<Item = &Timing> {
+        self.out_of_place.iter().chain(&self.in_place)
+    }
 }
 
 impl Timing {
-    fn new<T>(found: &Measurement<T>, bytes: usize, world: usize) -> Self {
+    fn new<T>(found: &Measurement<T>, bytes: usize, shape: &Shape) -> Self {
         let time_us = found.quantile(0.5);
         // Bytes a microsecond are megabytes a second.
         let algbw = bytes as f64 / time_us / 1e3;
-        let world = world as f64;
         Timing {
             time_us,
             min_us: found.quantile(0.0),
@@ -174,8 +191,7 @@ impl Timing {
             batches: found.times.len(),
             calls_per_batch: found.calls,
             algbw_gb_s: algbw,
-            // What a link carries if each byte crosses it as often as a ring must send it: comparable between world sizes.
-            busbw_gb_s: algbw * 2.0 * (world - 1.0) / world,
+            busbw_gb_s: algbw * shape.bus_factor(),
             wrong: found.wrong,
             max_error: found.max_error,
         }

@@ -1,11 +1,12 @@
-//! `--sweep`: the grid that is fastest at a size, out of place.
+//! `--sweep`: the grid that is fastest at a size, out of place where the collective has that.
 
 use signal_comm::{ApiMisuse, Backend, DeviceFamily, Element, Error};
 
 use super::args::Args;
 use super::data::Sets;
-use super::measure::{self, Place};
+use super::measure;
 use super::ranks::Ranks;
+use super::shape::Place;
 use crate::error::{CliError, Result};
 
 /// Threads and blocks to try.
@@ -22,19 +23,19 @@ const MOST_PACKS: usize = 256;
 /// Blocks, threads, and microseconds a call.
 pub(super) type Tried = (u32, u32, f64);
 
-/// Tries the grids that suit a message of `bytes`, and leaves the ranks with the fastest, which comes first.
+/// Tries the grids that suit this size, and leaves the ranks with the fastest, which comes first.
 pub(super) fn sweep<B: Backend, T: Element>(
     ranks: &mut Ranks<B>,
     sets: &mut Sets<B, T>,
-    bytes: usize,
     args: &Args,
 ) -> Result<Vec<Tried>> {
     let short = Args { batches: Some(BATCHES), corrupt: None, ..args.clone() };
     let host = B::describe(ranks.device()).family == DeviceFamily::Host;
+    let place = ranks.shape.places().first().copied().unwrap_or(Place::OutOfPlace);
     let mut tried: Vec<Tried> = Vec::new();
-    for (blocks, threads) in grids(if host { HOST } else { GPU }, bytes.div_ceil(16)) {
+    for (blocks, threads) in grids(if host { HOST } else { GPU }, sets.size.bytes.div_ceil(16)) {
         ranks.set_grid(blocks, threads);
-        match measure::measure(ranks, sets, Place::OutOfPlace, &short) {
+        match measure::measure(ranks, sets, place, &short) {
             Ok(found) if found.wrong > 0 => return Err(CliError::Mismatch(found.wrong)),
             Ok(found) => tried.push((blocks, threads, found.quantile(0.5))),
             // What the device cannot hold is no candidate.

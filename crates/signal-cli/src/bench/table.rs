@@ -15,10 +15,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Prints the header, unless another process does.
-    pub(super) fn start(report: &Report, sizes: usize, silent: bool) -> Result<Self> {
-        // Two steps a size: out of place and in place.
-        let bar = if silent { ProgressBar::hidden() } else { ProgressBar::new(2 * sizes as u64) };
+    /// Prints the header, unless another process does. A step is one size in one place.
+    pub(super) fn start(report: &Report, steps: usize, silent: bool) -> Result<Self> {
+        let bar = if silent { ProgressBar::hidden() } else { ProgressBar::new(steps as u64) };
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
             bar.set_style(style);
         }
@@ -33,10 +32,15 @@ impl Table {
     }
 
     pub(super) fn row(&self, row: &Row) -> Result<()> {
-        let Row { bytes, count, dtype, op, out_of_place, in_place, .. } = row;
-        self.bar.inc(2);
-        let (left, right) = (columns(out_of_place), columns(in_place));
-        self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {left} {right}\n"))
+        let Row { bytes, count, dtype, op, root, out_of_place, in_place, .. } = row;
+        self.bar.inc(row.timings().count() as u64);
+        let (left, right) = (columns(out_of_place.as_ref()), columns(in_place.as_ref()));
+        self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {root:>4} {left} {right}\n"))
+    }
+
+    /// Prints that the next row's calls had fewer sets of buffers than they were to go round.
+    pub(super) fn fewer_sets(&self, sets: usize, wanted: u32) -> Result<()> {
+        self.print(&format!("# no memory for {wanted} sets of buffers, {sets} at the next size\n"))
     }
 
     /// Prints the fastest grids of the next row's size.
@@ -91,16 +95,23 @@ fn header(report: &Report) -> String {
         None => "# time: device events around batches of calls".to_owned(),
     };
     text += ", per call on the slowest rank: median and 99th percentile over batches; bandwidths from the median\n";
-    text += "# #wrong: elements of all ranks whose bits differ from the scalar sum in rank order, in single and in timed calls\n";
-    text += "# maxerr: largest absolute difference from the sum in f64, not scaled\n#\n";
+    text += &match (arguments.buffers, arguments.sets) {
+        (policy, 1) => format!("# buffers: {policy}, every call finds its data where the last one left it\n"),
+        (policy, sets) => format!("# buffers: {policy}, calls go round {sets} sets\n"),
+    };
+    let reference = if arguments.op == "none" { "what was sent" } else { "the scalar reduction in rank order" };
+    text +=
+        &format!("# #wrong: elements of all ranks whose bits differ from {reference}, in single and in timed calls\n");
+    text += "# maxerr: largest absolute difference from the exact value in f64, not scaled\n";
+    text += "# N/A: the collective has no such form\n#\n";
     let place = |name: &str| format!("{name:^width$}", width = COLUMNS);
     let units = format!("{:>9} {:>9} {:>8} {:>8} {:>7} {:>9}", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "");
     let names = format!("{:>9} {:>9} {:>8} {:>8} {:>7} {:>9}", "time", "p99", "algbw", "busbw", "#wrong", "maxerr");
     let (out_of_place, in_place) = (place("out-of-place"), place("in-place"));
     let lines = [
-        format!("#{:>11} {:>12} {:>7} {:>6} {out_of_place} {in_place}", "", "", "", ""),
-        format!("#{:>11} {:>12} {:>7} {:>6} {names} {names}", "size", "count", "type", "redop"),
-        format!("#{:>11} {:>12} {:>7} {:>6} {units} {units}", "(B)", "(elements)", "", ""),
+        format!("#{:>11} {:>12} {:>7} {:>6} {:>4} {out_of_place} {in_place}", "", "", "", "", ""),
+        format!("#{:>11} {:>12} {:>7} {:>6} {:>4} {names} {names}", "size", "count", "type", "redop", "root"),
+        format!("#{:>11} {:>12} {:>7} {:>6} {:>4} {units} {units}", "(B)", "(elements)", "", "", ""),
     ];
     for line in &lines {
         text += line.trim_end();
@@ -112,7 +123,11 @@ fn header(report: &Report) -> String {
 /// Width of one place's columns.
 const COLUMNS: usize = 9 + 9 + 8 + 8 + 7 + 9 + 5;
 
-fn columns(timing: &Timing) -> String {
+fn columns(timing: Option<&Timing>) -> String {
+    let Some(timing) = timing else {
+        let none = "N/A";
+        return format!("{none:>9} {none:>9} {none:>8} {none:>8} {none:>7} {none:>9}");
+    };
     let Timing { time_us, p99_us, algbw_gb_s, busbw_gb_s, wrong, max_error, .. } = timing;
     let decimals = if *p99_us < 1e6 { 2 } else { 0 };
     format!(
