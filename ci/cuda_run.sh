@@ -76,7 +76,7 @@ KINDS
       function cell(file, floor,   line, f) {
         while ((getline line < file) > 0) {
           split(line, f)
-          if (f[1] == bytes) return sprintf("%7.2f (%7.2f) %6.3fx", f[5], f[6], f[5] / floor) SUBSEP f[11]
+          if (f[1] == bytes) return sprintf("%7.2f (%7.2f) %6.3fx", f[6], f[7], f[6] / floor) SUBSEP f[12]
         }
         return "-" SUBSEP "-"
       }
@@ -94,7 +94,7 @@ KINDS
   for bytes in 2048 16384 65536 262144 1048576; do
     awk -v bytes=$bytes '
       FILENAME != was { was = FILENAME; n++ }
-      $1 == bytes { us[n] = $5; in_place[n] = $11 }
+      $1 == bytes { us[n] = $6; in_place[n] = $12 }
       END { printf "%9d %7.2f (in place %.2f) %7.2f (in place %.2f)\n", bytes, us[1], in_place[1], us[2], in_place[2] }
     ' "$OUT/lamport-5-sets.txt" "$OUT/lamport-no-graph.txt"
   done | tee "$OUT/lamport-more.txt"

@@ -208,6 +208,7 @@ pub fn misuse_exchanges_raw<B: Backend>(rig: &Rig<B>) {
     let (comm, stream, at) = (&mut world.comms[0], &world.streams[0], buffers[0].address());
     // SAFETY: refused.
     let group = unsafe { comm.transfers().receive_raw(at, 64, 0).and_then(|t| t.receive_raw(at + 60, 64, 1)) };
+    // SAFETY: refused.
     let group = unsafe { group.and_then(|t| t.send_raw(at + 128, 64, 0)) };
     let expected = ApiMisuse::Overlap { input: at, output: at + 60, bytes: 64 };
     assert_eq!(group.unwrap().launch(stream), Err(expected.into()));
