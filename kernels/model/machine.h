@@ -53,7 +53,7 @@ struct Thread {
 
 struct Launch {
   void (*run)(const void* params);
-  alignas(8) unsigned char params[280];
+  alignas(8) unsigned char params[640];
   char name[24];
   uint32_t grid, threads;
   uint8_t stream;

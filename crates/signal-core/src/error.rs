@@ -33,7 +33,7 @@ pub enum Error {
     Timeout(Arc<Timeout>),
     /// Ranks made different calls. Found before any data moved, on every rank, where
     /// [`Settings::check`](crate::Settings::check) is on; and without it by the two ranks of a pair that disagree in the sizes of
-    /// what they exchange, but for one such disagreement in 2,048, and but for all-reduces.
+    /// what they pull from each other, but for one such disagreement in 2,048. All-reduces, and calls by lines, do not notice.
     #[error("rank {rank} calls {ours}, but rank {other} calls {theirs}")]
     RankMismatch {
         /// This rank.

@@ -254,8 +254,9 @@ pub fn exchanges_raw<B: Backend>(rig: &Rig<B>) {
     }
 }
 
-/// Ranks that disagree in sizes are told so before anything is read, without checked mode too.
+/// Ranks that disagree in sizes are told so before anything is read, without checked mode too where they pull.
 pub fn exchanges_find_other_sizes<B: Backend>(rig: &Rig<B>) {
+    let pull = options(|o| o.algorithm = Some(Algorithm::Pull));
     for check in [false, true] {
         for case in 0..4 {
             let mut world = rig.world_with(2, |s| s.check = check);
@@ -266,8 +267,8 @@ pub fn exchanges_find_other_sizes<B: Backend>(rig: &Rig<B>) {
                 let len = 1000 + rank;
                 let input = input.slice(..if case == 1 { 2 * len } else { len }).unwrap();
                 match case {
-                    0 => comm.all_gather(stream, input, output.slice_mut(..2 * len).unwrap()),
-                    1 => comm.reduce_scatter(stream, input, output.slice_mut(..len).unwrap(), ReduceOp::Sum),
+                    0 => comm.with(pull).all_gather(stream, input, output.slice_mut(..2 * len).unwrap()),
+                    1 => comm.with(pull).reduce_scatter(stream, input, output.slice_mut(..len).unwrap(), ReduceOp::Sum),
                     2 => comm.send_receive(stream, (input, 1 - rank), (output.slice_mut(..len).unwrap(), 1 - rank)),
                     // One receives where the other does not send.
                     _ if rank == 0 => comm.send(stream, input, 1),

@@ -29,10 +29,10 @@ struct Operands {
 }
 
 impl<B: Backend> Call<'_, B> {
-    /// See [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn all_reduce<'a, T: Element>(
         self,
         stream: &B::Stream,
@@ -47,10 +47,10 @@ impl<B: Backend> Call<'_, B> {
         self.all_reduce_slices(stream, input, output.as_slice(), op)
     }
 
-    /// See [`Communicator::all_reduce_in_place`].
+    /// See [`Communicator::all_reduce_in_place`](crate::Communicator::all_reduce_in_place).
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn all_reduce_in_place<'a, T: Element>(
         self,
         stream: &B::Stream,
@@ -71,7 +71,7 @@ impl<B: Backend> Call<'_, B> {
     /// - After a fault, peers may read the input, if it is symmetric, until this rank's communicator is dropped.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`], and [`ApiMisuse::NullPointer`], [`ApiMisuse::Misaligned`],
+    /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce), and [`ApiMisuse::NullPointer`], [`ApiMisuse::Misaligned`],
     /// [`ApiMisuse::Overlap`].
     pub unsafe fn all_reduce_raw(
         self,

@@ -1,4 +1,4 @@
-//! The kernel catalogue, mirrored by `kernels/signal/kernels.def`, and the [parameters](params) of its kernels.
+//! The kernel catalogue, mirrored by `kernels/signal/kernels.def`, and the parameters of its kernels.
 #![forbid(unsafe_code)]
 
 mod params;

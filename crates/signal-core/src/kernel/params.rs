@@ -204,7 +204,7 @@ pub struct PeerProbeParams {
     pub delay: u32,
 }
 
-/// Parameters of [`Kernel::AllReduce`].
+/// Parameters of the kernels of an all-reduce, [`Kernel::AllReduceOneStage`] and those beside it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct AllReduceParams {
