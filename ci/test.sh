@@ -76,7 +76,7 @@ stage_example() {
 stage_tsan() {
   local skipped=() name
   for name in processes_ recover_after recover_with_a_late timeout_in_wide default_plan same_bits on_every_domain \
-    matches_windows special_order; do
+    match_windows matches_windows match_around special_order; do
     skipped+=(--skip "$name")
   done
   cargo_test_tsan --target-dir target/tsan -- "${skipped[@]}"
