@@ -13,7 +13,7 @@ fn the_host_backend_is_listed_with_its_peers() {
     // 3 devices reach each other in both directions.
     assert_eq!(run.stdout.matches(" CAN ").count() + run.stdout.matches(" CAN\n").count(), 6, "{}", run.stdout);
     assert!(!run.stdout.contains("CANNOT"));
-    for part in ["30 MiB peer-visible", "SIGNAL_SCRATCH=2M", "SIGNAL_HOST_DEVICES=3", "24.8 MiB Signal"] {
+    for part in ["38 MiB peer-visible", "SIGNAL_SCRATCH=2M", "SIGNAL_HOST_DEVICES=3", "24.8 MiB Signal"] {
         assert!(run.stdout.contains(part), "{part} in {}", run.stdout);
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use signal_comm::layout::{LINE_BANKS_BYTES, MAX_GPUS};
 use signal_comm::reference::Rng;
 use signal_comm::{Algorithm, Dtype, FastSum, ReduceOp};
 
@@ -138,6 +139,9 @@ impl Round {
     }
 }
 
+/// What goes by lines: the rounds have one domain.
+const MOST_LINE_BYTES: usize = LINE_BANKS_BYTES / (2 * MAX_GPUS) / 2;
+
 impl Call {
     fn generate(shape: &Shape, rng: &mut Rng) -> Self {
         let grid = pick(rng, shape.grids());
@@ -158,7 +162,11 @@ impl Call {
             4..12 => below(rng, 8192),
             _ => below(rng, 300),
         };
-        let takes = |algorithm: &Algorithm| *algorithm != Algorithm::Lamport || FastSum::of(op, dtype).is_some();
+        let takes = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Lamport => FastSum::of(op, dtype).is_some(),
+            Algorithm::Lines => count * dtype.bytes() <= MOST_LINE_BYTES,
+            _ => true,
+        };
         let algorithms = Algorithm::ALL_REDUCE.into_iter().filter(takes).map(Some);
         let algorithms = std::iter::once(None).chain(algorithms).collect::<Vec<_>>();
         Call::AllReduce(AllReduce {
