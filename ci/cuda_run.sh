@@ -5,8 +5,8 @@
 #   bash run.sh [STEP...]   all steps, or those named: doctor suite call behind bounded minilm memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
-# Streams beyond the device's queues, of which there are 8 by default, wait for each other though nothing orders them: with all ranks
-# of a case on one device, each with several domains, that can be a kernel and the one that it waits for.
+# Streams beyond a process's queues, of which there are 8 by default, may wait for each other though nothing orders them. With 8, cases of many
+# domains with all ranks on one device have timed out in the whole suite; with 32 they have not (benches/results).
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 chosen=" ${*:-doctor suite call behind bounded minilm memcheck floor bench} "
 wanted() { [[ $chosen == *" $1 "* ]]; }
