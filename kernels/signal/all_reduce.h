@@ -149,7 +149,7 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
     stride.first = stride.step - 1 - stride.first;
 #endif
     for (uint32_t k = 1; k < world; k++) {
-      const uint32_t from = rank + k < world ? rank + k : rank + k - world;  // not all ranks at one peer at once
+      const uint32_t from = rank_after(p.group, k);
       copy<From::kPeer>(p.group.base[from] + sums, w.output + shard_first(from), shard_bytes(from), stride);
     }
     // Peers have read this rank's sums: the next window, or the next call, may overwrite them.

@@ -77,6 +77,29 @@ struct CounterBarrier {
   SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(in_set(pair.in, pair.count)); }
 };
 
+// What is in a line: 64 bits of data, and beside each half the value of its barrier, or the epoch of its call.
+struct LineWord {
+  Line line;
+
+  SIGNAL_DEVICE flag_t value() const { return flag_t(line.low >> 32); }
+#ifdef SIGNAL_MUTANT_LINE_CHECKED_IN_ONE_HALF
+  SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected; }
+#else
+  SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected && flag_t(line.high >> 32) == expected; }
+#endif
+  SIGNAL_DEVICE uint64_t data() const { return line.high << 32 | uint32_t(line.low); }
+
+  SIGNAL_DEVICE static void send(Line* to, flag_t value, uint64_t data, bool ordered) {
+    const uint64_t low = uint64_t(value) << 32 | uint32_t(data);
+    const uint64_t high = uint64_t(value) << 32 | data >> 32;
+    if (ordered) {
+      platform::signal_release(to, low, high);
+    } else {
+      platform::signal_relaxed(to, low, high);
+    }
+  }
+};
+
 // Barriers by lines, which carry 64 bits of data beside the value. A kernel that publishes its input runs all its barriers
 // by these.
 struct LineBarrier {
@@ -87,16 +110,7 @@ struct LineBarrier {
                 g.lines + uint64_t(slot) * sizeof(Line)};
   }
 
-  struct Word {
-    Line line;
-    SIGNAL_DEVICE flag_t value() const { return flag_t(line.low >> 32); }
-#ifdef SIGNAL_MUTANT_LINE_CHECKED_IN_ONE_HALF
-    SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected; }
-#else
-    SIGNAL_DEVICE bool is(flag_t expected) const { return value() == expected && flag_t(line.high >> 32) == expected; }
-#endif
-    SIGNAL_DEVICE uint64_t data() const { return line.high << 32 | uint32_t(line.low); }
-  };
+  using Word = LineWord;
 
   SIGNAL_DEVICE static Line* in_set(uint64_t even, flag_t value) {
 #ifdef SIGNAL_MUTANT_ONE_LINE_SET
@@ -105,14 +119,8 @@ struct LineBarrier {
     return reinterpret_cast<Line*>(even + uint64_t(value & 1) * kLineSetBytes);
   }
   SIGNAL_DEVICE static void send(const Pair& pair, uint64_t data, bool ordered) {
-    const uint64_t low = uint64_t(pair.count) << 32 | uint32_t(data);
-    const uint64_t high = uint64_t(pair.count) << 32 | data >> 32;
-    Line* const to = in_set(pair.out, pair.count);
-    if (ordered) {
-      platform::signal_release(to, low, high);  // pairs with `acquire`, as in CounterBarrier
-    } else {
-      platform::signal_relaxed(to, low, high);
-    }
+    // Release: pairs with `acquire`, as in CounterBarrier.
+    LineWord::send(in_set(pair.out, pair.count), pair.count, data, ordered);
   }
   SIGNAL_DEVICE static Word look(const Pair& pair) { return Word{platform::load_line(in_set(pair.in, pair.count))}; }
   SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(&in_set(pair.in, pair.count)->low); }

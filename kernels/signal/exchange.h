@@ -93,7 +93,7 @@ SIGNAL_DEVICE void move_data(const ExchangeParams& p) {
     const uint32_t rank = p.group.rank;
     SIGNAL_NO_UNROLL
     for (uint32_t k = 1; k < p.group.world; k++) {
-      const uint32_t from = rank + k < p.group.world ? rank + k : rank + k - p.group.world;  // not all ranks at one peer at once
+      const uint32_t from = rank_after(p.group, k);
       if (!partners.has(from)) continue;
       copy<From::kPeer>(shared.source[from], p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
     }

@@ -10,9 +10,8 @@
 // other bank before it sends anything: peers write there only once they have heard from this call.
 #pragma once
 
-#include "memory.h"
-#include "reduce.h"
-#include "wait.h"
+#include "barrier.h"
+#include "dtype.h"
 
 namespace signal_comm {
 
@@ -63,26 +62,14 @@ struct LineCall {
   }
 
   SIGNAL_DEVICE void send(uint32_t to, uint32_t number, uint64_t data) const {
-    const uint64_t low = uint64_t(epoch) << 32 | uint32_t(data), high = uint64_t(epoch) << 32 | data >> 32;
-    Line* const at = line(to, p.group.rank, number);
-    if (wraps()) {
-      // Release: pairs with `acquire` in `accept`, so that what the peer writes behind it comes after what this call cleared.
-      platform::signal_release(at, low, high);
-    } else {
-      // Relaxed: all that the reader acts on is in the line.
-      platform::signal_relaxed(at, low, high);
-    }
+    // Relaxed: all that the reader acts on is in the line. Released around the wrap: pairs with `acquire` in `accept`, so that what
+    // the peer writes behind it comes after what this call cleared.
+    LineWord::send(line(to, p.group.rank, number), epoch, data, wraps());
   }
 
-  SIGNAL_DEVICE Line look(uint32_t sender, uint32_t number) const { return platform::load_line(line(p.group.rank, sender, number)); }
-  SIGNAL_DEVICE bool is_there(const Line& found) const {
-#ifdef SIGNAL_MUTANT_LINES_CHECKED_IN_ONE_HALF
-    return flag_t(found.low >> 32) == epoch;
-#else
-    return flag_t(found.low >> 32) == epoch && flag_t(found.high >> 32) == epoch;
-#endif
+  SIGNAL_DEVICE LineWord look(uint32_t sender, uint32_t number) const {
+    return LineWord{platform::load_line(line(p.group.rank, sender, number))};
   }
-  SIGNAL_DEVICE static uint64_t data_of(const Line& found) { return found.high << 32 | uint32_t(found.low); }
 
   // Behind the last line of a sender that this thread reads.
   SIGNAL_DEVICE void accept(uint32_t sender, uint32_t number) const {
@@ -124,7 +111,7 @@ SIGNAL_DEVICE void for_each_line(const LineCall& call, const uint64_t (&bytes)[k
   uint32_t number = call.first;
   SIGNAL_NO_UNROLL
   for (uint32_t k = 1; k < g.world; k++) {
-    const uint32_t peer = g.rank + k < g.world ? g.rank + k : g.rank + k - g.world;  // not all ranks at one peer at once
+    const uint32_t peer = rank_after(g, k);
     const uint32_t lines = lines_of(bytes[peer]);
     SIGNAL_NO_UNROLL
     for (; number < lines; number += call.step) visit(peer, number);
@@ -171,10 +158,10 @@ SIGNAL_DEVICE void give_up_lines(const LineCall& call) {
 // platform lets it.
 SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t number) {
   const Member m(call.p.group, call.p.operation);
-  if (wait_until(m, [&] { return call.is_there(call.look(peer, number)); })) return true;
+  if (wait_until(m, [&] { return call.look(peer, number).is(call.epoch); })) return true;
   // Of the other ranks the line is looked at that each must have sent.
   report_fault(m, kPhaseExchange, 1u << peer, [&](uint32_t r) {
-    return Seen{call.epoch, call.is_there(call.look(r, 0)) ? call.epoch : call.epoch - 1};
+    return Seen{call.epoch, call.look(r, 0).is(call.epoch) ? call.epoch : call.epoch - 1};
   });
   give_up_lines(call);
   return false;
@@ -242,19 +229,19 @@ SIGNAL_DEVICE void end_lines(const LineCall& call) {
 
 // A line of a peer, which is waited for; false: it did not come, and the kernel must leave.
 SIGNAL_DEVICE bool receive_line(const LineCall& call, uint32_t peer, uint32_t number, uint64_t& data) {
-  Line found;
+  LineWord found;
   SIGNAL_NO_UNROLL
   for (uint32_t polls = 0; !kBounded || polls < platform::kPollsPerCheck; polls++) {
     found = call.look(peer, number);
-    if (call.is_there(found)) break;
+    if (found.is(call.epoch)) break;
     platform::relax();
   }
-  if (!call.is_there(found)) {
+  if (!found.is(call.epoch)) {
     if (!wait_for_line(call, peer, number)) return false;
     found = call.look(peer, number);
   }
   call.accept(peer, number);
-  data = LineCall::data_of(found);
+  data = found.data();
   return true;
 }
 
@@ -288,9 +275,9 @@ SIGNAL_COLD bool reduce_line(const LineCall& call, uint32_t number) {
     SIGNAL_UNROLL
     for (uint32_t r = 0; r < kMaxGpus; r++) {
       if (r >= world || r == rank) continue;
-      const Line found = call.look(r, number);
-      data[r] = LineCall::data_of(found);
-      all = all && call.is_there(found);
+      const LineWord found = call.look(r, number);
+      data[r] = found.data();
+      all = all && found.is(call.epoch);
     }
     if (!all) platform::relax();
   }

@@ -39,6 +39,9 @@ constexpr uint32_t kSelfCounters = offsetof(Signal, self_counter);
 constexpr uint32_t kPeerCounters = offsetof(Signal, peer_counter);
 constexpr uint32_t kLineSetBytes = kMaxNumBlocksUpperBound * kMaxGpus * sizeof(Line);
 
+// The `k`th rank behind this one, so that not all ranks turn to one peer at once.
+SIGNAL_DEVICE uint32_t rank_after(const GroupParams& g, uint32_t k) { return g.rank + k < g.world ? g.rank + k : g.rank + k - g.world; }
+
 // Where every kernel begins: it may have been launched while the stream's earlier work still ran (P9). Nothing of a call's
 // memory is touched before, only addresses are worked out. From here on the next kernel may come, where the host allows it,
 // and waits likewise.
