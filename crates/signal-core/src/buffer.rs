@@ -181,7 +181,7 @@ impl<B: Backend, T> Clone for Slice<'_, B, T> {
 
 impl<B: Backend, T> Copy for Slice<'_, B, T> {}
 
-impl<B: Backend, T: Pod> Slice<'_, B, T> {
+impl<'a, B: Backend, T: Pod> Slice<'a, B, T> {
     /// Elements.
     pub fn len(&self) -> usize {
         self.len
@@ -207,7 +207,7 @@ impl<B: Backend, T: Pod> Slice<'_, B, T> {
         &self.buffer.memory
     }
 
-    pub(crate) fn symmetric(&self) -> Option<&Arc<Symmetric<B>>> {
+    pub(crate) fn symmetric(&self) -> Option<&'a Arc<Symmetric<B>>> {
         self.buffer.symmetric.as_ref()
     }
 }

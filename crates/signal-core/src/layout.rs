@@ -31,6 +31,16 @@ pub const LAMPORT_SLOT_BYTES: usize = 1 << 20;
 pub const LAMPORT_REGION_BYTES: usize = LAMPORT_GENERATIONS * MAX_GPUS * LAMPORT_SLOT_BYTES;
 /// Bytes of the banks of lines, which all domains share: 2 banks of 8 rank slots for each domain in use.
 pub const LINE_BANKS_BYTES: usize = 8 << 20;
+/// Bytes of a rank's slot in a bank of lines, where so many domains divide the banks.
+pub const fn line_slot_bytes(domains: usize) -> usize {
+    LINE_BANKS_BYTES / domains / (2 * MAX_GPUS)
+}
+
+/// The largest piece that goes by lines, in bytes: half of a slot is data.
+pub const fn most_line_bytes(domains: usize) -> usize {
+    line_slot_bytes(domains) / 2
+}
+
 /// The 32-bit word that means "not ready" in the Lamport region.
 pub const LAMPORT_SENTINEL: u32 = 0x8000_0000;
 /// Bytes of a pack, the unit in which kernels move data.

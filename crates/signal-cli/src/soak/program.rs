@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use signal_comm::layout::{LINE_BANKS_BYTES, MAX_GPUS};
+use signal_comm::layout::most_line_bytes;
 use signal_comm::reference::Rng;
 use signal_comm::{Algorithm, Dtype, FastSum, ReduceOp};
 
@@ -140,7 +140,7 @@ impl Round {
 }
 
 /// What goes by lines: the rounds have one domain.
-const MOST_LINE_BYTES: usize = LINE_BANKS_BYTES / (2 * MAX_GPUS) / 2;
+const MOST_LINE_BYTES: usize = most_line_bytes(1);
 
 impl Call {
     fn generate(shape: &Shape, rng: &mut Rng) -> Self {

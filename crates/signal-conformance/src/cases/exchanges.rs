@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use half::bf16;
-use signal_core::layout::{LINE_BANKS_BYTES, MAX_GPUS};
+use signal_core::layout::most_line_bytes;
 use signal_core::reference::Rng;
 use signal_core::{Algorithm, Backend, Collective, Element, Phase};
 
@@ -13,7 +13,7 @@ use crate::rig::{Rig, WORLDS, is_scaled_down, scaled};
 use crate::world::{World, options};
 
 /// The largest piece that goes by lines, where domains are closed.
-const MOST_LINE_BYTES: usize = LINE_BANKS_BYTES / (2 * MAX_GPUS) / 2;
+const MOST_LINE_BYTES: usize = most_line_bytes(1);
 
 /// All but the all-reduce.
 const ALL: [Collective; 8] = {

@@ -102,10 +102,7 @@ impl<B: Backend> Call<'_, B> {
         self.check_device("output", output.memory())?;
         let operands =
             Operands { input: input.address(), output: output.address(), count: input.len(), dtype: T::DTYPE };
-        let symmetric = input.symmetric().filter(|s| s.belongs_to(&self.comm.group)).filter(|s| {
-            // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
-            B::address(s.memory(self.comm.rank)) == B::address(input.memory())
-        });
+        let symmetric = self.symmetric_of(&input);
         // SAFETY: slices lie within buffers of this device, which `uses` and the symmetric buffer keep alive; the output
         // is borrowed exclusively. The borrow ends with the call, as the documentation of the streams' order says.
         unsafe { self.launch_all_reduce(stream, operands, symmetric, &[input.memory(), output.memory()], op) }

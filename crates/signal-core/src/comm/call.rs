@@ -228,7 +228,6 @@ impl<'c, B: Backend> Call<'c, B> {
         for buffer in uses {
             all.extend([buffer]); // one by one: borrowed for as long as this list, not for 'a
         }
-
         let early = same_grid && comm.allows_early(grid, threads);
         let launch = Launch { kernel, grid, threads, params, early, uses: all.as_slice() };
         // SAFETY: passed on to the caller; the group's memory is in the list.

@@ -14,7 +14,7 @@ use crate::signal::check_rank;
 use super::call::Call;
 use super::check::Amount;
 use super::exchange::{Exchange, Piece, Pieces};
-use super::span::Span;
+use super::span::{Span, check_len};
 
 impl<B: Backend> Call<'_, B> {
     /// See [`Communicator::reduce_scatter`](crate::Communicator::reduce_scatter).
@@ -29,8 +29,8 @@ impl<B: Backend> Call<'_, B> {
         op: ReduceOp,
     ) -> Result<()> {
         let (input, output) = (input.into(), output.into());
-        let counts = vec![output.len(); self.comm.world_size()];
-        self.reduce_scatter_slices(stream, input, output.as_slice(), &counts, op)
+        let parts = self.equal(output.len(), size_of::<T>())?;
+        self.reduce_scatter_slices(stream, input, output.as_slice(), &parts, op)
     }
 
     /// See [`Communicator::reduce_scatter_in_place`](crate::Communicator::reduce_scatter_in_place).
@@ -46,8 +46,8 @@ impl<B: Backend> Call<'_, B> {
         let buffer = buffer.into();
         let part = self.part("buffer", buffer.len())?;
         let own = buffer.as_slice().part(self.comm.rank * part, part);
-        let counts = vec![part; self.comm.world_size()];
-        self.reduce_scatter_slices(stream, buffer.as_slice(), own, &counts, op)
+        let parts = self.equal(part, size_of::<T>())?;
+        self.reduce_scatter_slices(stream, buffer.as_slice(), own, &parts, op)
     }
 
     /// See [`Communicator::reduce_scatter_ragged`](crate::Communicator::reduce_scatter_ragged).
@@ -62,7 +62,8 @@ impl<B: Backend> Call<'_, B> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        self.reduce_scatter_slices(stream, input.into(), output.into().as_slice(), counts, op)
+        let parts = self.ragged(counts, size_of::<T>())?;
+        self.reduce_scatter_slices(stream, input.into(), output.into().as_slice(), &parts, op)
     }
 
     /// The raw layer of [`reduce_scatter`](Self::reduce_scatter), with `count` elements for each rank.
@@ -165,8 +166,8 @@ impl<B: Backend> Call<'_, B> {
         output: impl Into<SliceMut<'a, B, T>>,
     ) -> Result<()> {
         let (input, output) = (input.into(), output.into());
-        let counts = vec![input.len(); self.comm.world_size()];
-        self.all_gather_slices(stream, input, output.as_slice(), &counts)
+        let parts = self.equal(input.len(), size_of::<T>())?;
+        self.all_gather_slices(stream, input, output.as_slice(), &parts)
     }
 
     /// See [`Communicator::all_gather_in_place`](crate::Communicator::all_gather_in_place).
@@ -181,8 +182,8 @@ impl<B: Backend> Call<'_, B> {
         let buffer = buffer.into();
         let part = self.part("buffer", buffer.len())?;
         let own = buffer.as_slice().part(self.comm.rank * part, part);
-        let counts = vec![part; self.comm.world_size()];
-        self.all_gather_slices(stream, own, buffer.as_slice(), &counts)
+        let parts = self.equal(part, size_of::<T>())?;
+        self.all_gather_slices(stream, own, buffer.as_slice(), &parts)
     }
 
     /// See [`Communicator::all_gather_ragged`](crate::Communicator::all_gather_ragged).
@@ -196,7 +197,8 @@ impl<B: Backend> Call<'_, B> {
         output: impl Into<SliceMut<'a, B, T>>,
         counts: &[usize],
     ) -> Result<()> {
-        self.all_gather_slices(stream, input.into(), output.into().as_slice(), counts)
+        let parts = self.ragged(counts, size_of::<T>())?;
+        self.all_gather_slices(stream, input.into(), output.into().as_slice(), &parts)
     }
 
     /// The raw layer of [`all_gather`](Self::all_gather), with `bytes` bytes of each rank.
@@ -261,7 +263,7 @@ impl<B: Backend> Call<'_, B> {
         let source = input.map(|input| self.span("input", input)).transpose()?;
         let output = self.span("output", output.as_slice())?;
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_scatter(stream, source, output, &parts, root) }
+        unsafe { self.launch_rooted(stream, Collective::Scatter, (source, output), &parts, root) }
     }
 
     /// The raw layer of [`scatter`](Self::scatter), with `bytes` bytes for each rank. Only the root's `input` is looked at.
@@ -284,7 +286,7 @@ impl<B: Backend> Call<'_, B> {
         let input = at_root.then(|| self.raw_span("input", input, parts.total(), None)).transpose()?;
         let output = self.raw_span("output", output, bytes as u64, None)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_scatter(stream, input, output, &parts, root) }
+        unsafe { self.launch_rooted(stream, Collective::Scatter, (input, output), &parts, root) }
     }
 
     /// See [`Communicator::gather`](crate::Communicator::gather).
@@ -306,7 +308,7 @@ impl<B: Backend> Call<'_, B> {
         let target = output.as_ref().map(|output| self.span("output", output.as_slice())).transpose()?;
         let input = self.span("input", input)?;
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_gather(stream, input, target, &parts, root) }
+        unsafe { self.launch_rooted(stream, Collective::Gather, (target, input), &parts, root) }
     }
 
     /// The raw layer of [`gather`](Self::gather), with `bytes` bytes of each rank. Only the root's `output` is looked at.
@@ -329,7 +331,7 @@ impl<B: Backend> Call<'_, B> {
         let at_root = self.comm.rank == root;
         let output = at_root.then(|| self.raw_span("output", output, parts.total(), None)).transpose()?;
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_gather(stream, input, output, &parts, root) }
+        unsafe { self.launch_rooted(stream, Collective::Gather, (output, input), &parts, root) }
     }
 
     /// See [`Communicator::all_to_all`](crate::Communicator::all_to_all).
@@ -349,7 +351,7 @@ impl<B: Backend> Call<'_, B> {
         let parts = self.equal(self.part("input", input.len())?, size_of::<T>())?;
         let spans = [self.span("input", input)?, self.span("output", output.as_slice())?];
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_all_to_all(stream, spans, [&parts, &parts], Amount::Bytes(parts.of(0))) }
+        unsafe { self.launch_all_to_all(stream, spans, &parts) }
     }
 
     /// See [`Communicator::all_to_all_in_place`](crate::Communicator::all_to_all_in_place).
@@ -365,7 +367,7 @@ impl<B: Backend> Call<'_, B> {
         let parts = self.equal(self.part("buffer", buffer.len())?, size_of::<T>())?;
         let spans = [self.span("buffer", buffer.as_slice())?, self.span("buffer", buffer.as_slice())?];
         // SAFETY: the slice lies within a buffer of this device, which the spans keep alive, and is borrowed exclusively.
-        unsafe { self.launch_all_to_all(stream, spans, [&parts, &parts], Amount::Bytes(parts.of(0))) }
+        unsafe { self.launch_all_to_all(stream, spans, &parts) }
     }
 
     /// See [`Communicator::all_to_all_ragged`](crate::Communicator::all_to_all_ragged).
@@ -402,15 +404,14 @@ impl<B: Backend> Call<'_, B> {
         stream: &B::Stream,
         input: Slice<'_, B, T>,
         output: Slice<'_, B, T>,
-        counts: &[usize],
+        parts: &Parts,
         op: ReduceOp,
     ) -> Result<()> {
-        let parts = self.ragged(counts, size_of::<T>())?;
         parts.check("input", input.len(), size_of::<T>())?;
-        self.check_own("output", output.len(), counts)?;
+        parts.check_one("output", output.len(), size_of::<T>(), self.comm.rank)?;
         let spans = [self.span("input", input)?, self.span("output", output)?];
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_reduce_scatter(stream, spans, &parts, (op, T::DTYPE)) }
+        unsafe { self.launch_reduce_scatter(stream, spans, parts, (op, T::DTYPE)) }
     }
 
     fn all_gather_slices<T: Pod>(
@@ -418,14 +419,13 @@ impl<B: Backend> Call<'_, B> {
         stream: &B::Stream,
         input: Slice<'_, B, T>,
         output: Slice<'_, B, T>,
-        counts: &[usize],
+        parts: &Parts,
     ) -> Result<()> {
-        let parts = self.ragged(counts, size_of::<T>())?;
         parts.check("output", output.len(), size_of::<T>())?;
-        self.check_own("input", input.len(), counts)?;
+        parts.check_one("input", input.len(), size_of::<T>(), self.comm.rank)?;
         let spans = [self.span("input", input)?, self.span("output", output)?];
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
-        unsafe { self.launch_all_gather(stream, spans, &parts) }
+        unsafe { self.launch_all_gather(stream, spans, parts) }
     }
 
     /// # Safety
@@ -535,66 +535,39 @@ impl<B: Backend> Call<'_, B> {
         unsafe { self.launch_exchange(stream, &exchange) }
     }
 
+    /// A scatter, or a gather.
+    ///
     /// # Safety
-    /// As [`launch_exchange`](Self::launch_exchange), for an input with all parts on the root, and an output of this rank's part.
-    unsafe fn launch_scatter(
+    /// As [`launch_exchange`](Self::launch_exchange), for this rank's part, and on the root for all of them.
+    unsafe fn launch_rooted(
         self,
         stream: &B::Stream,
-        input: Option<Span<B>>,
-        output: Span<B>,
+        collective: Collective,
+        (all, part): (Option<Span<B>>, Span<B>),
         parts: &Parts,
         root: usize,
     ) -> Result<()> {
-        let at_root = self.check_root(Collective::Scatter, root, ("input", input.is_some()))?;
-        let input = input.filter(|_| at_root);
-        if let Some(input) = &input {
-            input.check_apart(&output, |input, output| output == input + parts.start(root))?;
+        let scatters = collective == Collective::Scatter;
+        let what = if scatters { "input" } else { "output" };
+        let at_root = self.check_root(collective, root, (what, all.is_some()))?;
+        let all = all.filter(|_| at_root);
+        if let Some(all) = &all {
+            let (input, output) = if scatters { (all, &part) } else { (&part, all) };
+            input.check_apart(output, |_, _| part.address == all.address + parts.start(root))?;
         }
-        let spans: Vec<_> = [Some(output), input].into_iter().flatten().collect();
-        let part = |peer: usize| Piece::of(&spans[1], parts.start(peer), parts.of(peer));
+        let spans: Vec<_> = [Some(part), all].into_iter().flatten().collect();
+        let of_root =
+            |peer: usize| if at_root { Piece::of(&spans[1], parts.start(peer), parts.of(peer)) } else { Piece::NONE };
+        let of_all =
+            |peer: usize| if peer == root { Piece::of(&spans[0], 0, parts.of(self.comm.rank)) } else { Piece::NONE };
+        let (of_root, of_all) = (self.pieces(of_root), self.pieces(of_all));
+        let (send, receive) = if scatters { (of_root, of_all) } else { (of_all, of_root) };
         let exchange = Exchange {
-            collective: Collective::Scatter,
+            collective,
             root,
-            send: self.pieces(|peer| if at_root { part(peer) } else { Piece::NONE }),
-            receive: self.pieces(|peer| {
-                if peer == root { Piece::of(&spans[0], 0, parts.of(self.comm.rank)) } else { Piece::NONE }
-            }),
-            one_for_all: false,
-            in_place: false,
-            reduction: None,
-            load: parts.load(),
-            amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
-            spans: &spans,
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { self.launch_exchange(stream, &exchange) }
-    }
-
-    /// # Safety
-    /// As [`launch_exchange`](Self::launch_exchange), for an input of this rank's part, and an output with all parts on the root.
-    unsafe fn launch_gather(
-        self,
-        stream: &B::Stream,
-        input: Span<B>,
-        output: Option<Span<B>>,
-        parts: &Parts,
-        root: usize,
-    ) -> Result<()> {
-        let at_root = self.check_root(Collective::Gather, root, ("output", output.is_some()))?;
-        let output = output.filter(|_| at_root);
-        if let Some(output) = &output {
-            input.check_apart(output, |input, output| input == output + parts.start(root))?;
-        }
-        let spans: Vec<_> = [Some(input), output].into_iter().flatten().collect();
-        let part = |peer: usize| Piece::of(&spans[1], parts.start(peer), parts.of(peer));
-        let exchange = Exchange {
-            collective: Collective::Gather,
-            root,
-            send: self.pieces(|peer| {
-                if peer == root { Piece::of(&spans[0], 0, parts.of(self.comm.rank)) } else { Piece::NONE }
-            }),
-            receive: self.pieces(|peer| if at_root { part(peer) } else { Piece::NONE }),
-            one_for_all: true,
+            send,
+            receive,
+            one_for_all: !scatters,
             in_place: false,
             reduction: None,
             load: parts.load(),
@@ -617,21 +590,15 @@ impl<B: Backend> Call<'_, B> {
         let input = self.raw_span("input", input, parts.total(), None)?;
         let output = self.raw_span("output", output, parts.total(), None)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_all_to_all(stream, [input, output], [&parts, &parts], Amount::Bytes(bytes as u64)) }
+        unsafe { self.launch_all_to_all(stream, [input, output], &parts) }
     }
 
     /// # Safety
     /// As [`launch_exchange`](Self::launch_exchange), for operands with equal parts.
-    unsafe fn launch_all_to_all(
-        self,
-        stream: &B::Stream,
-        spans: [Span<B>; 2],
-        parts: [&Parts; 2],
-        amount: Amount,
-    ) -> Result<()> {
-        let load = parts[0].load();
+    unsafe fn launch_all_to_all(self, stream: &B::Stream, spans: [Span<B>; 2], parts: &Parts) -> Result<()> {
+        let amount = Amount::Bytes(parts.of(0));
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_all_to_all_of(stream, spans, parts, amount, load) }
+        unsafe { self.launch_all_to_all_of(stream, spans, [parts, parts], amount, parts.load()) }
     }
 
     /// # Safety
@@ -681,7 +648,7 @@ impl<B: Backend> Call<'_, B> {
     fn check_parts(&self, what: &'static str, found: usize, part: usize) -> Result<()> {
         let parts = self.comm.world_size();
         let expected = part.saturating_mul(parts);
-        if found == expected { Ok(()) } else { Err(ApiMisuse::Parts { what, found, expected, parts, part }.into()) }
+        Ok(check_len(what, found, expected, (parts, part))?)
     }
 
     /// Equal parts of `count` elements of `size` bytes.
@@ -695,13 +662,6 @@ impl<B: Backend> Call<'_, B> {
             return Err(ApiMisuse::Counts { found: counts.len(), world }.into());
         }
         Parts::new(counts.iter().copied(), size)
-    }
-
-    /// Refuses an operand that has not this rank's count.
-    fn check_own(&self, what: &'static str, found: usize, counts: &[usize]) -> Result<()> {
-        let expected = counts[self.comm.rank];
-        let part = expected;
-        if found == expected { Ok(()) } else { Err(ApiMisuse::Parts { what, found, expected, parts: 1, part }.into()) }
     }
 
     /// Whether this rank is the root, which must bring what it alone needs.
@@ -757,10 +717,13 @@ impl Parts {
     fn check(&self, what: &'static str, found: usize, size: usize) -> Result<()> {
         let expected = self.total() as usize / size.max(1);
         let parts = self.bytes.iter().filter(|bytes| **bytes > 0).count();
-        if found == expected {
-            return Ok(());
-        }
-        Err(ApiMisuse::Parts { what, found, expected, parts, part: expected / parts.max(1) }.into())
+        Ok(check_len(what, found, expected, (parts, expected / parts.max(1)))?)
+    }
+
+    /// Refuses an operand that does not hold the part of `rank`.
+    fn check_one(&self, what: &'static str, found: usize, size: usize, rank: usize) -> Result<()> {
+        let expected = self.of(rank) as usize / size.max(1);
+        Ok(check_len(what, found, expected, (1, expected))?)
     }
 
     /// What is compared of them: the bytes of a part, or a hash of all.

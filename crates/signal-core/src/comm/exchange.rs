@@ -140,11 +140,10 @@ impl<B: Backend> Call<'_, B> {
             params.slot_bytes = params.window_bytes;
         }
         let to_peers = || exchange.send.iter().enumerate().filter(|(to, piece)| *to != rank && piece.bytes > 0);
-        if lines {
-            // Each rank pushes from its own memory.
-        } else if exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none()) {
+        let pulls = !lines; // by lines each rank pushes from its own memory
+        if pulls && (exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none())) {
             params.group.flags |= FLAG_STAGED;
-        } else {
+        } else if pulls {
             for (to, piece) in to_peers() {
                 if let Some(symmetric) = piece.symmetric {
                     params.source[to] = symmetric.seen_by_ranks(rank, piece.address)[to];
@@ -169,7 +168,9 @@ impl<B: Backend> Call<'_, B> {
         for peer in (0..world).filter(|peer| *peer != rank) {
             let (sent, received) = (params.send_bytes[peer], params.receive_bytes[peer]);
             let (to_higher, to_lower) = if rank < peer { (sent, received) } else { (received, sent) };
-            params.seal[peer] = seal(&params, plan.threads, root, (peer, to_higher, to_lower));
+            if pulls {
+                params.seal[peer] = seal(&params, plan.threads, root, (peer, to_higher, to_lower));
+            }
             partners |= u32::from(sent > 0 || received > 0) << peer;
             if apart {
                 compared[peer] = Description::send_recv(to_higher, to_lower);

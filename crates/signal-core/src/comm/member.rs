@@ -16,8 +16,8 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::{Algorithm, FLAG_ORDERED, GroupParams};
 use crate::layout::{
-    CONTROL_OFFSET, Control, LINE_BANKS_BYTES, LINE_COUNTER_BYTES, LINES_BYTES, Line, MAX_GPUS, NUM_BARRIER_DOMAINS,
-    SCRATCH_OFFSET, SIGNAL_START, Signal,
+    CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, SIGNAL_START,
+    Signal, line_slot_bytes, most_line_bytes,
 };
 use crate::plan::{self, Load, Plan};
 use crate::settings::Settings;
@@ -347,14 +347,12 @@ impl<B: Backend> Member<B> {
         if self.settings.domains { NUM_BARRIER_DOMAINS as u64 } else { 1 }
     }
 
-    /// Bytes of a rank's slot in a bank of lines: a domain has two banks.
     pub(super) fn line_slot_bytes(&self) -> u64 {
-        LINE_BANKS_BYTES as u64 / self.shares() / (2 * MAX_GPUS as u64)
+        line_slot_bytes(self.shares() as usize) as u64
     }
 
-    /// The largest piece that goes by lines, of which half is data.
     pub(super) fn most_line_bytes(&self) -> u64 {
-        self.line_slot_bytes() / 2
+        most_line_bytes(self.shares() as usize) as u64
     }
 
     /// What the table proposes is cut down to the budget; what the user asks for is taken or refused.

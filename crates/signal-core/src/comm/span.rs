@@ -47,15 +47,19 @@ impl<B: Backend> Call<'_, B> {
     /// The memory of a slice, of this rank's device.
     pub(super) fn span<T: Pod>(&self, what: &'static str, slice: Slice<'_, B, T>) -> Result<Span<B>> {
         self.check_device(what, slice.memory())?;
-        // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
-        let symmetric = slice.symmetric().filter(|s| {
-            s.belongs_to(&self.comm.group) && B::address(s.memory(self.comm.rank)) == B::address(slice.memory())
-        });
         Ok(Span {
             address: slice.address(),
             bytes: (slice.len() * size_of::<T>()) as u64,
-            symmetric: symmetric.cloned(),
+            symmetric: self.symmetric_of(&slice).cloned(),
             memory: Some(slice.memory().clone()),
+        })
+    }
+
+    /// The symmetric buffer that a slice lies in, if peers can be told of it.
+    pub(super) fn symmetric_of<'s, T: Pod>(&self, slice: &Slice<'s, B, T>) -> Option<&'s Arc<Symmetric<B>>> {
+        // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
+        slice.symmetric().filter(|s| {
+            s.belongs_to(&self.comm.group) && B::address(s.memory(self.comm.rank)) == B::address(slice.memory())
         })
     }
 
@@ -74,6 +78,16 @@ impl<B: Backend> Call<'_, B> {
         let memory = symmetric.as_ref().map(|s| s.memory(self.comm.rank).clone());
         Ok(Span { address, bytes, symmetric, memory })
     }
+}
+
+/// Refuses an operand that has not the elements of its (parts, elements of a part).
+pub(super) fn check_len(
+    what: &'static str,
+    found: usize,
+    expected: usize,
+    (parts, part): (usize, usize),
+) -> Result<(), ApiMisuse> {
+    if found == expected { Ok(()) } else { Err(ApiMisuse::Parts { what, found, expected, parts, part }) }
 }
 
 /// Refuses an address at which no operand can be.

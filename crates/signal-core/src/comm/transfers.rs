@@ -13,7 +13,7 @@ use crate::signal::check_rank;
 use super::call::Call;
 use super::check::Amount;
 use super::exchange::{Exchange, Piece};
-use super::span::Span;
+use super::span::{Span, check_len};
 
 /// Sends and receives that are launched together, as one kernel: at most one each way between this rank and any other, or itself.
 /// Made by [`Communicator::transfers`](crate::Communicator::transfers).
@@ -107,10 +107,7 @@ impl<'c, B: Backend> Transfers<'c, B> {
         let rank = call.comm.rank;
         let bytes_of = |span: &Option<Span<B>>| span.as_ref().map_or(0, |span| span.bytes);
         let (sent, received) = (bytes_of(&sends[rank]), bytes_of(&receives[rank]));
-        if sent != received {
-            let (found, expected, part) = (received as usize, sent as usize, sent as usize);
-            return Err(ApiMisuse::Parts { what: "output", found, expected, parts: 1, part }.into());
-        }
+        check_len("output", received as usize, sent as usize, (1, sent as usize))?;
         let written: Vec<&Span<B>> = receives.iter().flatten().collect();
         for (at, output) in written.iter().enumerate() {
             for other in sends.iter().flatten().chain(written[..at].iter().copied()) {
