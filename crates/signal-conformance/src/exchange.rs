@@ -11,7 +11,7 @@ use crate::place::{Memory, Place};
 use crate::world::World;
 
 /// Canary elements behind a slice; those before it are as many as its start.
-const GUARD: usize = 19;
+pub(crate) const GUARD: usize = 19;
 
 /// What an output holds before a call.
 pub(crate) fn poison<T: Element>() -> T {
@@ -19,7 +19,7 @@ pub(crate) fn poison<T: Element>() -> T {
 }
 
 /// An element of memory that is filled with this word.
-fn of_word<T: Element>(word: u32) -> T {
+pub(crate) fn of_word<T: Element>(word: u32) -> T {
     T::from_bits(u64::from(word) << 32 | u64::from(word))
 }
 

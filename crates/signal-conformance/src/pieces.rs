@@ -6,12 +6,9 @@ use signal_core::reference::{self, Rng, random_inputs};
 use signal_core::{Backend, CallOptions, Collective, Communicator, DeviceBuffer, Element, ReduceOp, Result};
 
 use crate::compare;
-use crate::exchange::{Step, canary, poison};
+use crate::exchange::{GUARD, Step, canary, of_word, poison};
 use crate::place::{Memory, below, pick};
 use crate::world::World;
-
-/// Canary elements behind a slice.
-const GUARD: usize = 19;
 
 /// A call, as far as all ranks must agree on it. Counts are of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -333,7 +330,7 @@ impl<B: Backend, T: Element> Lane<B, T> {
         };
         for (buffer, after) in self.buffers.iter_mut().zip(&mut self.after).take(inputs) {
             buffer.fill_bytes(stream, word).unwrap();
-            after.fill(T::from_bits(u64::from(word) << 32 | u64::from(word)));
+            after.fill(of_word(word));
         }
     }
 }

@@ -79,14 +79,7 @@ impl Shape {
 
     /// Parts of a buffer.
     pub(super) fn parts(&self) -> usize {
-        match self.collective {
-            Collective::ReduceScatter
-            | Collective::AllGather
-            | Collective::Scatter
-            | Collective::Gather
-            | Collective::AllToAll => self.world,
-            _ => 1,
-        }
+        if self.collective.has_parts() { self.world } else { 1 }
     }
 
     /// The largest size of at most `bytes` whose parts are equal and of whole elements.
@@ -118,11 +111,7 @@ impl Shape {
         let world = self.world as f64;
         match self.collective {
             Collective::AllReduce => 2.0 * (world - 1.0) / world,
-            Collective::ReduceScatter
-            | Collective::AllGather
-            | Collective::AllToAll
-            | Collective::Scatter
-            | Collective::Gather => (world - 1.0) / world,
+            divided if divided.has_parts() => (world - 1.0) / world,
             _ => 1.0,
         }
     }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceBuffer, Domain, Error, Phase, ReduceOp, Result};
+use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceBuffer, Domain, Error, ReduceOp, Result};
 
 use crate::cases::misuse::{Refusals, refused};
+use crate::cases::streams::in_order;
 use crate::compare;
 use crate::exchange::{random_inputs, sum, works};
 use crate::rig::{Rig, is_scaled_down, scaled};
@@ -152,33 +153,14 @@ pub fn misuse_domain_handles<B: Backend>(rig: &Rig<B>) {
 /// A handle's last call is what the next handle's first one is ordered behind, also on another stream.
 pub fn domains_stay_in_order_from_handle_to_handle<B: Backend>(rig: &Rig<B>) {
     for ranks in [1, 2, 3] {
-        let mut world = rig.world_with(ranks, |s| s.domains = true);
-        let more = world.more_streams();
-        let inputs = random_inputs::<f32>(ranks, 1, COUNT);
-        let (mut a, mut b) = (world.alloc::<f32>(COUNT), world.local::<f32>(COUNT));
-        world.each(|rank, _, stream| a[rank].write(stream, &inputs[rank]));
-        world.wait();
-        for call in 0..12 {
-            world.each(|rank, comm, stream| {
-                let stream = if call % 3 == rank % 2 { &more[rank] } else { stream };
-                let call_options = options(|o| {
-                    (o.algorithm, o.blocks) = (Some(Algorithm::OneStage), Some(2));
-                    o.delay = (call == 1 && rank == 0).then_some((Phase::Exit, Duration::from_millis(20)));
-                });
-                let (from, to) = if call % 2 == 0 { (&a[rank], &mut b[rank]) } else { (&b[rank], &mut a[rank]) };
-                if call % 4 == 3 {
-                    let on = options(|o| (*o, o.domain) = (call_options, 2));
-                    return comm.with(on).all_reduce(stream, from, to, ReduceOp::Sum);
-                }
-                comm.domain(2)?.with(call_options).all_reduce(stream, from, to, ReduceOp::Sum)
-            });
-        }
-        world.wait();
-        let expected = (1..12).fold(sum(&inputs), |previous, _| sum(&vec![previous; ranks]));
-        for (rank, stream) in more.iter().enumerate() {
-            world.comms[rank].wait(stream).unwrap();
-            compare::assert_bits(&format!("rank {rank} of {ranks}"), &a[rank].read(stream).unwrap(), &expected);
-        }
+        in_order(&mut rig.world_with(ranks, |s| s.domains = true), |comm, call, stream, (from, to)| {
+            let by = options(|o| (*o, o.algorithm) = (call.options, Some(Algorithm::OneStage)));
+            if call.number % 4 == 3 {
+                let on = options(|o| (*o, o.domain) = (by, 2));
+                return comm.with(on).all_reduce(stream, from, to, ReduceOp::Sum);
+            }
+            comm.domain(2)?.with(by).all_reduce(stream, from, to, ReduceOp::Sum)
+        });
     }
 }
 

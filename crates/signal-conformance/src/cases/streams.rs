@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, ApiMisuse, Backend, Communicator, DeviceBuffer, Error, Phase, ReduceOp};
+use signal_core::{
+    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, Error, Phase, ReduceOp, Result,
+};
 
 use crate::compare;
 use crate::exchange::{Exchange, Step, random_inputs, sum, works};
 use crate::place::{Place, below};
 use crate::rig::{Rig, scaled};
-use crate::world::options;
+use crate::world::{World, options};
 
 const COUNT: usize = 300;
 
@@ -17,29 +19,51 @@ const COUNT: usize = 300;
 /// but the domain to order them.
 pub fn streams_second_stream_is_ordered<B: Backend>(rig: &Rig<B>) {
     for ranks in [1, 2, 3] {
-        let mut world = rig.world(ranks);
-        let more = world.more_streams();
-        let inputs = random_inputs::<f32>(ranks, 1, COUNT);
-        let (mut a, mut b) = (world.alloc::<f32>(COUNT), world.local::<f32>(COUNT));
-        world.each(|rank, _, stream| a[rank].write(stream, &inputs[rank]));
-        world.wait();
-        for call in 0..12 {
-            world.each(|rank, comm, stream| {
-                let stream = if call % 3 == rank % 2 { &more[rank] } else { stream };
-                let call_options = options(|o| {
-                    (o.algorithm, o.blocks) = (Some(Algorithm::ALL_REDUCE[call / 2 % 3]), Some(2));
-                    o.delay = (call == 1 && rank == 0).then_some((Phase::Exit, Duration::from_millis(20)));
-                });
-                let (from, to) = if call % 2 == 0 { (&a[rank], &mut b[rank]) } else { (&b[rank], &mut a[rank]) };
-                comm.with(call_options).all_reduce(stream, from, to, ReduceOp::Sum)
+        in_order(&mut rig.world(ranks), |comm, call, stream, buffers| {
+            let by = options(|o| {
+                (*o, o.algorithm) = (call.options, Some(Algorithm::ALL_REDUCE[call.number / 2 % 3]));
             });
-        }
-        world.wait();
-        let expected = (1..12).fold(sum(&inputs), |previous, _| sum(&vec![previous; ranks]));
-        for (rank, stream) in more.iter().enumerate() {
-            world.comms[rank].wait(stream).unwrap();
-            compare::assert_bits(&format!("rank {rank} of {ranks}"), &a[rank].read(stream).unwrap(), &expected);
-        }
+            comm.with(by).all_reduce(stream, buffers.0, buffers.1, ReduceOp::Sum)
+        });
+    }
+}
+
+/// One of the calls of [`in_order`].
+pub(crate) struct Ordered {
+    pub(crate) number: usize,
+    pub(crate) options: CallOptions,
+}
+
+/// Where it reads and where it writes.
+pub(crate) type Buffers<'a, B> = (&'a DeviceBuffer<B, f32>, &'a mut DeviceBuffer<B, f32>);
+
+/// All-reduces on alternating streams, as `make` makes them, each of what the one before has left. Rank 0 is once slow to leave.
+pub(crate) fn in_order<B: Backend>(
+    world: &mut World<B>,
+    make: impl Fn(&mut Communicator<B>, Ordered, &B::Stream, Buffers<'_, B>) -> Result<()>,
+) {
+    let ranks = world.ranks();
+    let more = world.more_streams();
+    let inputs = random_inputs::<f32>(ranks, 1, COUNT);
+    let (mut a, mut b) = (world.alloc::<f32>(COUNT), world.local::<f32>(COUNT));
+    world.each(|rank, _, stream| a[rank].write(stream, &inputs[rank]));
+    world.wait();
+    for number in 0..12 {
+        world.each(|rank, comm, stream| {
+            let stream = if number % 3 == rank % 2 { &more[rank] } else { stream };
+            let options = options(|o| {
+                o.blocks = Some(2);
+                o.delay = (number == 1 && rank == 0).then_some((Phase::Exit, Duration::from_millis(20)));
+            });
+            let buffers = if number % 2 == 0 { (&a[rank], &mut b[rank]) } else { (&b[rank], &mut a[rank]) };
+            make(comm, Ordered { number, options }, stream, buffers)
+        });
+    }
+    world.wait();
+    let expected = (1..12).fold(sum(&inputs), |previous, _| sum(&vec![previous; ranks]));
+    for (rank, stream) in more.iter().enumerate() {
+        world.comms[rank].wait(stream).unwrap();
+        compare::assert_bits(&format!("rank {rank} of {ranks}"), &a[rank].read(stream).unwrap(), &expected);
     }
 }
 
