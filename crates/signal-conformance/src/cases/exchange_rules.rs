@@ -124,6 +124,12 @@ pub fn misuse_exchanges<B: Backend>(rig: &Rig<B>) {
         let huge = usize::MAX / 8;
         let too_large = ApiMisuse::TooLarge { count: huge, element_bytes: 4 };
         refused(comm.all_gather_ragged(stream, &*a, &mut *b, &[huge, huge, huge]), too_large);
+        // Of another rank alone.
+        let mut counts = [0; 9];
+        counts[(rank + 1) % 3 * 3 + (rank + 2) % 3] = usize::MAX;
+        let (none, nothing) = (a.slice(..0).unwrap(), b.slice_mut(..0).unwrap());
+        let too_large = ApiMisuse::TooLarge { count: usize::MAX, element_bytes: 4 };
+        refused(comm.all_to_all_ragged(stream, none, nothing, &counts), too_large);
 
         for root in [3, 8, usize::MAX] {
             let expected = ApiMisuse::Rank { rank: root, world: 3 };

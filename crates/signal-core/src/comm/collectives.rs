@@ -391,10 +391,10 @@ impl<B: Backend> Call<'_, B> {
         sent.check("input", input.len(), size_of::<T>())?;
         received.check("output", output.len(), size_of::<T>())?;
         let spans = [self.span("input", input)?, self.span("output", output.as_slice())?];
+        // The largest of any rank, so that all have one grid. Other ranks' counts may be anything.
+        let largest = byte_count(counts.iter().copied().max().unwrap_or(0), size_of::<T>())?;
+        let load = Load { bytes: largest.saturating_mul(world as u64), largest };
         let amount = Amount::Ragged(hash_of(counts.iter().copied(), size_of::<T>()));
-        // The largest of any rank, so that all have one grid.
-        let largest = (counts.iter().copied().max().unwrap_or(0) * size_of::<T>()) as u64;
-        let load = Load { bytes: largest * world as u64, largest };
         // SAFETY: slices lie within buffers of this device, which the spans keep alive; the output is borrowed exclusively.
         unsafe { self.launch_all_to_all_of(stream, spans, [&sent, &received], amount, load) }
     }
