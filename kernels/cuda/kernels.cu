@@ -7,6 +7,7 @@
 #include "../signal/lamport.h"
 #include "../signal/lines.h"
 #include "../signal/probe.h"
+#include "../signal/two_shot.h"
 
 using namespace signal_comm;
 

@@ -15,6 +15,7 @@
 #include "../signal/lamport.h"
 #include "../signal/lines.h"
 #include "../signal/probe.h"
+#include "../signal/two_shot.h"
 
 #include "kernels.h"
 

@@ -61,6 +61,8 @@ SIGNAL_DEVICE Pack sendable(Pack pack) {
   return pack;
 }
 
+constexpr uint32_t kEveryone = (1u << kMaxGpus) - 1;  // as a mask of peers
+
 SIGNAL_DEVICE Pack not_ready() { return Pack{{kNotReady, kNotReady, kNotReady, kNotReady}}; }
 
 // What a block's first thread does with the state, once all blocks have read it: its block was the last to say so (P8). The
@@ -87,29 +89,29 @@ SIGNAL_DEVICE void give_up(const GroupParams& g, uint32_t arrived_before) {
   platform::end_thread();
 }
 
-// The wait for packs that did not come at once: pack `pack` of every peer. True when all came; else the fault has been
-// reported and the thread ends, where the platform lets it.
-SIGNAL_COLD bool wait_for_packs(const GroupParams& g, flag_t flag, uint32_t pack, uint32_t arrived_before) {
-  const Member m(g, kOpAllReduceLamport);
+// The wait for packs that did not come at once: pack `pack` of the peers in the mask. True when all came; else the fault has
+// been reported.
+SIGNAL_COLD bool wait_for_packs(const GroupParams& g, uint32_t operation, flag_t flag, uint32_t pack, uint32_t peers) {
+  const Member m(g, operation);
   const uint32_t generation = generation_at(flag % kGenerations);
   const auto came = [&](uint32_t peer) { return is_ready(platform::poll_pack(slot_pack(g.own, generation, peer, pack))); };
   const auto late = [&] {
     uint32_t mask = 0;
     for (uint32_t peer = 0; peer < g.world; peer++) {
-      if (peer != g.rank && !came(peer)) mask |= 1u << peer;
+      if (peer != g.rank && (peers >> peer & 1) != 0 && !came(peer)) mask |= 1u << peer;
     }
     return mask;
   };
   if (wait_until(m, [&] { return late() == 0; })) return true;
   // The counts of calls stand for the values of a barrier.
-  report_fault(m, kPhaseExchange, late(), [&](uint32_t peer) { return Seen{flag + 1, came(peer) ? flag + 1 : flag}; });
-  give_up(g, arrived_before);
+  const uint32_t missing = late();
+  report_fault(m, kPhaseExchange, missing, [&](uint32_t peer) { return Seen{flag + 1, (missing >> peer & 1) == 0 ? flag + 1 : flag}; });
   return false;
 }
 
 // The fault of a call that found an abort word raised.
-SIGNAL_COLD void report_stopped(const GroupParams& g, flag_t flag, uint32_t arrived_before) {
-  report_fault(Member(g, kOpAllReduceLamport), kPhaseExchange, 0, [&](uint32_t) { return Seen{flag + 1, flag}; });
+SIGNAL_COLD void report_stopped(const GroupParams& g, uint32_t operation, flag_t flag, uint32_t arrived_before) {
+  report_fault(Member(g, operation), kPhaseExchange, 0, [&](uint32_t) { return Seen{flag + 1, flag}; });
   give_up(g, arrived_before);
 }
 
@@ -205,7 +207,7 @@ SIGNAL_COLD void lamport_finish(const AllReduceParams& p, flag_t flag, uint32_t 
     const uint64_t bytes = uint64_t(i) * kPackBytes;
     Pack packs[N];
     if (!mail.look(bytes, own, packs)) {
-      if (!wait_for_packs(p.group, flag, i, arrived_before)) return;
+      if (!wait_for_packs(p.group, kOpAllReduceLamport, flag, i, kEveryone)) return give_up(p.group, arrived_before);
       mail.look(bytes, own, packs);
     }
     store_any(p.output, i, p.bytes, mail.sum(packs));
@@ -248,7 +250,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
   m.read();
   const flag_t flag = state.word[0];
   if (flag == kNoFlag) {
-    if (platform::thread_id() == 0) report_stopped(p.group, flag, kNoFlag);
+    if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceLamport, flag, kNoFlag);
     return;
   }
   const uint32_t generation = flag % kGenerations;
@@ -286,7 +288,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
 #endif
   for (uint32_t i = stride.first; i < left; i += stride.step, bytes += step_bytes) mail.clear(bytes);
 
-  if (m.abort != 0) return report_stopped(p.group, flag, arrived_before);
+  if (m.abort != 0) return report_stopped(p.group, kOpAllReduceLamport, flag, arrived_before);
   if constexpr (!kWhole) return lamport_finish<T, N>(p, flag, stride.first, arrived_before);
   bytes = 0;
   for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += step_bytes) {

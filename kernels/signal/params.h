@@ -21,6 +21,7 @@ enum Operation : uint32_t {
   kOpAllToAll = 13,
   kOpSendRecv = 14,
   kOpAllReduceLines = 15,
+  kOpAllReduceTwoShot = 16,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };

@@ -162,7 +162,7 @@ fn lengths_differ(input: &Part, output: &Part) -> bool {
 fn is_misuse(options: &CallOptions, domains: bool) -> bool {
     let impossible = |size: Option<u32>| size.is_some_and(|size| size == 0 || size > 1024);
     options.domain > 7
-        || (options.domain > 0 && (!domains || options.algorithm == Some(Algorithm::Lamport)))
+        || (options.domain > 0 && (!domains || options.algorithm.is_some_and(Algorithm::uses_region)))
         || impossible(options.blocks)
         || impossible(options.threads)
 }

@@ -23,3 +23,4 @@ pub mod setup;
 pub mod special;
 pub mod split;
 pub mod streams;
+pub mod two_shot;

@@ -124,6 +124,11 @@ macro_rules! suite {
                     lamport_words_like_the_sentinel,
                     lamport_waits_for_an_early_producer,
                     misuse_lamport;
+                two_shot:
+                    two_shot_sizes,
+                    two_shot_and_lamport_follow_each_other,
+                    two_shot_out_of_step,
+                    two_shot_takes_what_the_region_takes;
                 fault:
                     timeout_names_missing_rank,
                     timeout_in_wide_blocks,

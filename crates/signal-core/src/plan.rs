@@ -133,7 +133,8 @@ pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, takes: 
     let packs = match row.algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => bytes.div_ceil(PACK_BYTES),
         Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
-        Algorithm::TwoStage => bytes.div_ceil(PACK_BYTES).div_ceil(world),
+        Algorithm::TwoShot if world == 2 => bytes.div_ceil(PACK_BYTES),
+        Algorithm::TwoStage | Algorithm::TwoShot => bytes.div_ceil(PACK_BYTES).div_ceil(world),
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
     Plan { algorithm: row.algorithm, blocks, threads: row.threads }

@@ -163,7 +163,7 @@ impl Call {
             _ => below(rng, 300),
         };
         let takes = |algorithm: &Algorithm| match algorithm {
-            Algorithm::Lamport => FastSum::of(op, dtype).is_some(),
+            Algorithm::Lamport | Algorithm::TwoShot => FastSum::of(op, dtype).is_some(),
             Algorithm::Lines => count * dtype.bytes() <= MOST_LINE_BYTES,
             _ => true,
         };
@@ -312,7 +312,7 @@ mod tests {
             })
             .collect();
         for dtype in FastSum::ALL.map(FastSum::dtype) {
-            for algorithm in [None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)] {
+            for algorithm in Algorithm::ALL_REDUCE.into_iter().map(Some).chain([None]) {
                 assert!(all.iter().any(|call| (call.dtype, call.algorithm) == (dtype, algorithm)));
             }
         }

@@ -26,11 +26,12 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    pub(crate) const ALL: [Operation; 4] = [
+    pub(crate) const ALL: [Operation; 5] = [
         Operation::Barrier,
         Operation::AllReduce(Algorithm::OneStage),
         Operation::AllReduce(Algorithm::TwoStage),
         Operation::AllReduce(Algorithm::Lamport),
+        Operation::AllReduce(Algorithm::TwoShot),
     ];
 
     fn name(self) -> &'static str {
@@ -39,17 +40,18 @@ impl Operation {
             Operation::AllReduce(Algorithm::OneStage) => "one-stage all-reduce",
             Operation::AllReduce(Algorithm::TwoStage) => "two-stage all-reduce",
             Operation::AllReduce(Algorithm::Lamport) => "lamport all-reduce",
+            Operation::AllReduce(Algorithm::TwoShot) => "two-shot all-reduce",
             Operation::AllReduce(other) => panic!("no name for {other}"),
         }
     }
 
     /// Where its first wait is.
     fn phase(self) -> &'static str {
-        if self.is_lamport() { "exchange" } else { "start barrier" }
+        if self.uses_region() { "exchange" } else { "start barrier" }
     }
 
-    fn is_lamport(self) -> bool {
-        matches!(self, Operation::AllReduce(Algorithm::Lamport))
+    fn uses_region(self) -> bool {
+        matches!(self, Operation::AllReduce(algorithm) if algorithm.uses_region())
     }
 
     /// Enqueues on one rank.
@@ -90,7 +92,7 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
         for (which, operation) in Operation::ALL.into_iter().enumerate() {
             let absent = (which + 1) % ranks;
             let mut world = rig.world_with(ranks, |s| (s.timeout, s.domains) = (DEADLINE, true));
-            let domain = if ranks == 3 && !operation.is_lamport() { 5 } else { 0 };
+            let domain = if ranks == 3 && !operation.uses_region() { 5 } else { 0 };
             let mut buffers = world.alloc::<f32>(1000);
             // Calls that everybody makes, so that the number of the failing one says something.
             for _ in 0..2 {
@@ -122,7 +124,7 @@ pub fn timeout_names_missing_rank<B: Backend>(rig: &Rig<B>) {
                 let (comm, stream) = (&mut world.comms[rank], &world.streams[rank]);
                 let cause = comm.status().unwrap_err();
                 assert!(matches!(&cause, Error::Timeout(t) if t.missing == [absent]), "{cause:?}");
-                for operation in Operation::ALL.into_iter().filter(|o| domain == 0 || !o.is_lamport()) {
+                for operation in Operation::ALL.into_iter().filter(|o| domain == 0 || !o.uses_region()) {
                     let refused =
                         operation.launch(comm, stream, &mut buffers[rank], |o| o.domain = domain).unwrap_err();
                     assert_eq!(refused, Error::Poisoned { cause: Box::new(cause.clone()) });
@@ -201,6 +203,7 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
         (Algorithm::TwoStage, Phase::Start, "middle barrier"),
         (Algorithm::TwoStage, Phase::Middle, "exit barrier"),
         (Algorithm::Lamport, Phase::Start, "exchange"),
+        (Algorithm::TwoShot, Phase::Start, "exchange"),
     ] {
         let mut world = short_lived(rig, 3);
         let mut buffers = world.alloc::<f32>(1000);
@@ -229,8 +232,16 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
 
 /// Ranks that do not make the same call: a fault of the program that nothing can check beforehand, and no hang (B57).
 pub fn timeout_ends_different_calls<B: Backend>(rig: &Rig<B>) {
-    let [barrier, one, two, lamport] = Operation::ALL;
-    for (first, second) in [(barrier, one), (barrier, two), (one, two), (barrier, lamport), (two, lamport)] {
+    let [barrier, one, two, lamport, two_shot] = Operation::ALL;
+    for (first, second) in [
+        (barrier, one),
+        (barrier, two),
+        (one, two),
+        (barrier, lamport),
+        (two, lamport),
+        (one, two_shot),
+        (barrier, two_shot),
+    ] {
         let mut world = short_lived(rig, 2);
         // Staged by one block, so that no rank reads what another one writes: a data race otherwise.
         let mut buffers = world.local::<f32>(1000);

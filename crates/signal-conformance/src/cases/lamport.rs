@@ -129,8 +129,11 @@ pub fn lamport_ten_thousand_calls<B: Backend>(rig: &Rig<B>) {
             let mut room = true;
             while room && left > 0 {
                 // Mostly one call behind the other in the region.
-                let algorithm =
-                    if below(&mut rng, 8) == 0 { pick(&mut rng, &Algorithm::ALL_REDUCE) } else { Algorithm::Lamport };
+                let algorithm = match below(&mut rng, 8) {
+                    0 => pick(&mut rng, &Algorithm::ALL_REDUCE),
+                    1..4 => Algorithm::TwoShot,
+                    _ => Algorithm::Lamport,
+                };
                 let call = options(|o| {
                     o.algorithm = Some(algorithm);
                     (o.blocks, o.threads) = pick(&mut rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2))]);

@@ -51,6 +51,7 @@ impl Drawing {
 
 /// The next call of a program of `ranks` ranks.
 pub(crate) fn draw(rng: &mut Rng, ranks: usize) -> Drawn {
+    use Algorithm::{Lamport, OneStage, TwoShot, TwoStage};
     if below(rng, 10) == 0 {
         return Drawn::Barrier;
     }
@@ -60,8 +61,7 @@ pub(crate) fn draw(rng: &mut Rng, ranks: usize) -> Drawn {
         _ => below(rng, 200),
     };
     let options = options(|o| {
-        o.algorithm =
-            pick(rng, &[None, Some(Algorithm::OneStage), Some(Algorithm::TwoStage), Some(Algorithm::Lamport)]);
+        o.algorithm = pick(rng, &[None, Some(OneStage), Some(TwoStage), Some(Lamport), Some(TwoShot)]);
         (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(4), None)]);
     });
     let places = pick(rng, &Mix::ALL).places(ranks, rng);

@@ -147,6 +147,8 @@ pub fn recover_after_a_stop_at_every_point<B: Backend>(rig: &Rig<B>) {
         (Algorithm::TwoStage, Phase::Exit),
         (Algorithm::Lamport, Phase::Start),    // before the push
         (Algorithm::Lamport, Phase::Exchange), // before the advance
+        (Algorithm::TwoShot, Phase::Start),
+        (Algorithm::TwoShot, Phase::Exchange),
     ];
     for (index, (algorithm, at)) in points.into_iter().enumerate() {
         let ranks = [2, 3][index % 2];

@@ -136,8 +136,10 @@ impl<B: Backend> Call<'_, B> {
         if count == 0 {
             return self.check_alone(stream, described);
         }
-        if plan.algorithm == Algorithm::Lamport {
-            check_lamport(bytes, group.domain, dtype, op)?;
+        match plan.algorithm {
+            Algorithm::Lamport => check_lamport(bytes, group.domain, dtype, op)?,
+            Algorithm::TwoShot => check_region(group.domain, dtype, op)?,
+            _ => {}
         }
         let in_place = input == output;
         let params = AllReduceParams {
@@ -147,7 +149,7 @@ impl<B: Backend> Call<'_, B> {
             bytes,
             packs: bytes.div_ceil(PACK_BYTES as u64),
             whole_packs: bytes / PACK_BYTES as u64,
-            window_packs: window_packs(plan.algorithm, &group),
+            window_packs: window_packs(plan.algorithm, &group, bytes.div_ceil(PACK_BYTES as u64)),
             op: op as u32,
             dtype: dtype as u32,
             ..AllReduceParams::zeroed()
@@ -157,13 +159,13 @@ impl<B: Backend> Call<'_, B> {
             Algorithm::OneStage => !in_place,
             Algorithm::TwoStage => true,
             // Each rank pushes from its own memory.
-            Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => false,
+            _ => false,
         });
         let mut params = AllReduceParams {
             view: readable.map_or([input; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, input)),
             ..params
         };
-        if readable.is_none() && plan.algorithm != Algorithm::Lamport {
+        if readable.is_none() && !plan.algorithm.uses_region() {
             params.group.flags |= FLAG_STAGED;
         }
         let kernel = kernel_for(&plan, &params, op, dtype);
@@ -236,13 +238,19 @@ impl Operands {
     }
 }
 
-/// Refuses what the Lamport region cannot take.
+/// Refuses what the Lamport region cannot take in one window.
 pub(super) fn check_lamport(bytes: u64, domain: u32, dtype: Dtype, op: ReduceOp) -> Result<(), ApiMisuse> {
-    if FastSum::of(op, dtype).is_none() {
-        return Err(ApiMisuse::LamportType { op, dtype });
-    }
+    check_region(domain, dtype, op)?;
     if bytes > LAMPORT_SLOT_BYTES as u64 {
         return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES });
+    }
+    Ok(())
+}
+
+/// Refuses what the Lamport region cannot take.
+pub(super) fn check_region(domain: u32, dtype: Dtype, op: ReduceOp) -> Result<(), ApiMisuse> {
+    if FastSum::of(op, dtype).is_none() {
+        return Err(ApiMisuse::LamportType { op, dtype });
     }
     if domain != 0 { Err(ApiMisuse::LamportDomain(domain)) } else { Ok(()) }
 }
@@ -269,17 +277,25 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
         Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
         Algorithm::Lamport => Kernel::AllReduceLamport(sum),
         Algorithm::TwoStage => Kernel::AllReduceTwoStage(sum),
+        Algorithm::TwoShot => Kernel::AllReduceTwoShot(sum),
         _ => Kernel::AllReduceOneStage(sum),
     }
 }
 
-/// Packs of one window: as many as the domain's scratch can hold staged, and for two stages reduced too. The same on
-/// every rank, whether it stages or not.
-fn window_packs(algorithm: Algorithm, group: &GroupParams) -> u64 {
+/// Packs of one window of a message of `all`: as many as the domain's scratch can hold staged, and for two stages reduced too. The
+/// same on every rank, whether it stages or not.
+fn window_packs(algorithm: Algorithm, group: &GroupParams, all: u64) -> u64 {
     let packs = group.scratch_bytes / PACK_BYTES as u64;
     let world = u64::from(group.world);
     match algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => packs,
+        Algorithm::TwoShot => {
+            // Shards in one half of a slot and sums in the other; with two ranks no sums. Equal windows, so that the last is no
+            // shorter than the ranks are many.
+            let slot = (LAMPORT_SLOT_BYTES / PACK_BYTES) as u64;
+            let most = if world <= 2 { slot } else { slot / 2 * world };
+            all.div_ceil(all.div_ceil(most).max(1))
+        }
         // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.
         Algorithm::TwoStage => packs / (world + 1) * world,
     }

@@ -16,8 +16,8 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Error, Result};
 use crate::kernel::{Algorithm, FLAG_ORDERED, GroupParams};
 use crate::layout::{
-    CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, SIGNAL_START,
-    Signal, line_slot_bytes, most_line_bytes,
+    CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, PACK_BYTES, SCRATCH_OFFSET,
+    SIGNAL_START, Signal, line_slot_bytes, most_line_bytes,
 };
 use crate::plan::{self, Load, Plan};
 use crate::settings::Settings;
@@ -316,12 +316,17 @@ impl<B: Backend> Member<B> {
         let bytes = count.saturating_mul(dtype.bytes()) as u64;
         let takes = |algorithm| match algorithm {
             Algorithm::Lamport => all_reduce::check_lamport(bytes, options.domain, dtype, op).is_ok(),
+            Algorithm::TwoShot => all_reduce::check_region(options.domain, dtype, op).is_ok(),
             Algorithm::Lines => bytes <= self.most_line_bytes(),
             algorithm => Algorithm::ALL_REDUCE.contains(&algorithm),
         };
         let table = plan::all_reduce(self.group.topology, count, dtype, takes);
         let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
-        let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
+        let algorithm = match options.algorithm.or(setting).unwrap_or(table.algorithm) {
+            // Each rank must hear from each other, so each has a shard.
+            Algorithm::TwoShot if bytes.div_ceil(PACK_BYTES as u64) < self.world_size() as u64 => Algorithm::Lamport,
+            algorithm => algorithm,
+        };
         self.fitted(Plan { algorithm, ..table }, options)
     }
 

@@ -19,6 +19,10 @@ pub enum Algorithm {
     /// Of an all-reduce. Every rank pushes its input into the Lamport region of every peer, where the data tells that it is there:
     /// one hop and no barrier, (n - 1) x bytes per rank, up to 1 MiB a rank, on domain 0 only.
     Lamport,
+    /// Of an all-reduce. Every rank pushes each peer's shard there, which pushes the sums to all, both through the Lamport region, in
+    /// windows: two hops and no barrier that data waits for, 2 (n - 1) / n x bytes per rank, on domain 0 only. Two ranks add all of it
+    /// each: as many bytes, one hop. A message of fewer than n x 16 bytes goes by [`Lamport`](Self::Lamport).
+    TwoShot,
     /// Of all other collectives. Every rank pulls what is for it from its peers' inputs, or from their scratch where peers cannot
     /// read those: one hop.
     Pull,
@@ -29,11 +33,22 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Pull, Algorithm::Lines];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::OneStage,
+        Algorithm::TwoStage,
+        Algorithm::Lamport,
+        Algorithm::TwoShot,
+        Algorithm::Pull,
+        Algorithm::Lines,
+    ];
     /// Those of an all-reduce.
-    pub const ALL_REDUCE: [Algorithm; 4] =
-        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::Lines];
+    pub const ALL_REDUCE: [Algorithm; 5] =
+        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::TwoShot, Algorithm::Lines];
+
+    /// Whether data goes through the Lamport region: sums of f32, f16 and bf16, on domain 0.
+    pub const fn uses_region(self) -> bool {
+        matches!(self, Algorithm::Lamport | Algorithm::TwoShot)
+    }
 
     /// The name used by `SIGNAL_ALGO` and the command line.
     pub const fn name(self) -> &'static str {
@@ -41,6 +56,7 @@ impl Algorithm {
             Algorithm::OneStage => "one-stage",
             Algorithm::TwoStage => "two-stage",
             Algorithm::Lamport => "lamport",
+            Algorithm::TwoShot => "two-shot",
             Algorithm::Pull => "pull",
             Algorithm::Lines => "ll",
         }
@@ -82,6 +98,8 @@ pub enum Kernel {
     AllReduceSmall(FastSum),
     /// The Lamport all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
     AllReduceLamportSmall(FastSum),
+    /// A two-shot all-reduce ([`AllReduceParams`]).
+    AllReduceTwoShot(FastSum),
     /// A one-stage all-reduce of any type by any operator ([`AllReduceParams`]).
     AllReduceOneStageAny,
     /// A two-stage all-reduce of any type by any operator ([`AllReduceParams`]).
@@ -135,7 +153,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 31] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -155,6 +173,9 @@ const NAMES: [&str; 28] = [
     "signal_all_reduce_lamport_small_sum_f32",
     "signal_all_reduce_lamport_small_sum_f16",
     "signal_all_reduce_lamport_small_sum_bf16",
+    "signal_all_reduce_two_shot_sum_f32",
+    "signal_all_reduce_two_shot_sum_f16",
+    "signal_all_reduce_two_shot_sum_bf16",
     "signal_all_reduce_one_stage_any",
     "signal_all_reduce_two_stage_any",
     "signal_reduce_scatter_sum_f32",
@@ -185,13 +206,14 @@ impl Kernel {
             Kernel::AllReduceLamport(sum) => Self::sum_index(2, sum),
             Kernel::AllReduceSmall(sum) => Self::sum_index(3, sum),
             Kernel::AllReduceLamportSmall(sum) => Self::sum_index(4, sum),
-            Kernel::AllReduceOneStageAny => 19,
-            Kernel::AllReduceTwoStageAny => 20,
-            Kernel::ReduceScatter(sum) => 21 + sum as usize,
-            Kernel::ReduceScatterAny => 24,
-            Kernel::Move => 25,
-            Kernel::LinesMove => 26,
-            Kernel::LinesReduce => 27,
+            Kernel::AllReduceTwoShot(sum) => Self::sum_index(5, sum),
+            Kernel::AllReduceOneStageAny => 22,
+            Kernel::AllReduceTwoStageAny => 23,
+            Kernel::ReduceScatter(sum) => 24 + sum as usize,
+            Kernel::ReduceScatterAny => 27,
+            Kernel::Move => 28,
+            Kernel::LinesMove => 29,
+            Kernel::LinesReduce => 30,
         }
     }
 
@@ -210,6 +232,7 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceLamport))
             .chain(sums(Kernel::AllReduceSmall))
             .chain(sums(Kernel::AllReduceLamportSmall))
+            .chain(sums(Kernel::AllReduceTwoShot))
             .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
             .chain(sums(Kernel::ReduceScatter))
             .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::LinesMove, Kernel::LinesReduce])
@@ -240,6 +263,7 @@ mod tests {
                 Kernel::AllReduceLamport(sum) => format!("all_reduce_lamport_sum_{}", sum.dtype()),
                 Kernel::AllReduceSmall(sum) => format!("all_reduce_one_stage_small_sum_{}", sum.dtype()),
                 Kernel::AllReduceLamportSmall(sum) => format!("all_reduce_lamport_small_sum_{}", sum.dtype()),
+                Kernel::AllReduceTwoShot(sum) => format!("all_reduce_two_shot_sum_{}", sum.dtype()),
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
                 _ => continue,
             };

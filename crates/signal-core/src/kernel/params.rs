@@ -43,6 +43,8 @@ pub enum Operation {
     SendRecv = 14,
     /// An all-reduce by lines.
     AllReduceLines = 15,
+    /// A two-shot all-reduce.
+    AllReduceTwoShot = 16,
 }
 
 impl Operation {
@@ -64,6 +66,7 @@ impl Operation {
             13 => "all-to-all",
             14 => "send-recv",
             15 => "ll all-reduce",
+            16 => "two-shot all-reduce",
             _ => "unknown operation",
         }
     }
