@@ -45,6 +45,15 @@ SIGNAL_DEVICE Pack* slot_pack(uint64_t base, uint32_t generation_offset, uint32_
   return at<Pack>(base, generation_offset + sender * kLamportSlotBytes + pack * kPackBytes);
 }
 
+constexpr uint32_t kSlotPacks = kLamportSlotBytes / kPackBytes;
+
+// Pack `i` of what a sender has for a rank, from the start of its first slot. The region has slots for 8 ranks: fewer ranks have
+// several each, sender s those of s, s + n, s + 2 n.
+template <uint32_t N>
+SIGNAL_DEVICE uint32_t in_slots(uint32_t i) {
+  return N <= kMaxGpus / 2 ? i + i / kSlotPacks * ((N - 1) * kSlotPacks) : i;
+}
+
 SIGNAL_DEVICE bool is_ready(const Pack& pack) {
 #ifdef SIGNAL_MUTANT_LAMPORT_POLLS_ONE_WORD
   return pack.word[0] != kNotReady;
@@ -204,10 +213,10 @@ SIGNAL_COLD void lamport_finish(const AllReduceParams& p, flag_t flag, uint32_t 
   const uint32_t step = Stride().step;
   for (; i < uint32_t(p.packs); i += step) {
     const Pack own = load_any<From::kOwn>(p.input, i, p.bytes);
-    const uint64_t bytes = uint64_t(i) * kPackBytes;
+    const uint64_t bytes = uint64_t(in_slots<N>(i)) * kPackBytes;
     Pack packs[N];
     if (!mail.look(bytes, own, packs)) {
-      if (!wait_for_packs(p.group, kOpAllReduceLamport, flag, i, kEveryone)) return give_up(p.group, arrived_before);
+      if (!wait_for_packs(p.group, kOpAllReduceLamport, flag, in_slots<N>(i), kEveryone)) return give_up(p.group, arrived_before);
       mail.look(bytes, own, packs);
     }
     store_any(p.output, i, p.bytes, mail.sum(packs));
@@ -226,7 +235,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
   const uint64_t input = platform::opaque(p.input + uint64_t(stride.first) * kPackBytes);
   const uint64_t output = platform::opaque(p.output + uint64_t(stride.first) * kPackBytes);
   const uint64_t state_at = platform::opaque(p.group.own + kLamportState);
-  Mail<T, N> mail(p, stride.first);
+  Mail<T, N> mail(p, in_slots<N>(stride.first));
   mail.in = platform::opaque(mail.in);
   mail.out = platform::opaque(mail.out);
   Member m(p.group, kOpAllReduceLamport);
@@ -258,11 +267,14 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
   const uint64_t step_bytes = uint64_t(stride.step) * kPackBytes;
   test_delay(m, kPhaseStart);
 
+  // How far pack `i` is in the mail behind the thread's first.
+  const auto in_mail = [&](uint32_t i) SIGNAL_INLINE { return uint64_t(in_slots<N>(i) - in_slots<N>(stride.first)) * kPackBytes; };
+
   // Sent also if an abort word is raised: what is sent belongs to a call that the peers may be in.
   if (stride.first < packs) mail.send(0, own);
   uint64_t bytes = step_bytes;
   for (uint32_t i = stride.first + stride.step; i < packs; i += stride.step, bytes += step_bytes) {
-    mail.send(bytes, load_own(i, bytes));
+    mail.send(in_mail(i), load_own(i, bytes));
   }
 
   platform::block_sync();  // the whole block has read the state
@@ -292,18 +304,19 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
   if constexpr (!kWhole) return lamport_finish<T, N>(p, flag, stride.first, arrived_before);
   bytes = 0;
   for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += step_bytes) {
+    const uint64_t mailed = in_mail(i);
     if (i != stride.first) own = load_own(i, bytes);
     Pack arrived[N];
     bool all = false;
     SIGNAL_NO_UNROLL
     for (uint32_t polls = 0; !kBounded || polls < platform::kPollsPerCheck; polls++) {  // nothing but the polls, as in a barrier
-      all = mail.look(bytes, own, arrived);
+      all = mail.look(mailed, own, arrived);
       if (all) break;
       platform::relax();
     }
     if (!all) return lamport_finish<T, N>(p, flag, i, arrived_before);
     platform::store_pack(reinterpret_cast<Pack*>(output + bytes), mail.sum(arrived));
-    if (i >= kMostLeftToClear) mail.clear(bytes);
+    if (i >= kMostLeftToClear) mail.clear(mailed);
   }
   test_delay(m, kPhaseExchange);
   leave_state(p.group, arrived_before, next_flag(flag), left_to_clear<T>(p));

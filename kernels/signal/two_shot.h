@@ -1,25 +1,37 @@
 // All-reduce by pushing through the Lamport region, for messages of any size: no barrier that data waits for, the data tells that
 // it is there (DESIGN P5 to P9, P12).
 //
-// Each rank reduces a shard: it gets the others' packs of it in the lower half of its slots, and pushes the sums to the upper
-// half of its slot at every peer. With two ranks each reduces all instead, which takes as many bytes and a hop less.
+// Each rank reduces a shard: it gets the others' packs of it in their slots, and pushes the sums to a second slot of its own at
+// every peer. With two ranks each reduces all instead, which takes as many bytes and a hop less. More than
+// four ranks have a slot each, which shards and sums share.
 //
-// A message runs through the region in windows, each of which counts as a call and takes the next generation. What a thread
-// has read it clears at once, so a call leaves nothing to clear. Window w + 2 is sent while window w is reduced; its
-// places were those of window w - 1. That peers have cleared those, in this same kernel, only a release can tell: block b
-// of each rank tells block b of the others by a counter of its barriers, a window ahead of when they wait for it. The places of a
-// call's first window are clear because this rank has heard from every peer in the call before; those of the second and third
-// once number 0 tells that each peer is in this kernel, behind what it had left to clear.
+// A message runs through the region in windows, each of which counts as a call and takes the next generation, and each in rounds,
+// in which a thread has one pack of each shard. What a thread has read it clears at once, so a call leaves nothing to clear. Packs
+// are sent a window before the round that reduces them. The places of a call's first window are clear because this rank has heard so
+// in the call before; those of the second, because it has heard from every peer in this one; those of later ones are the window's
+// three before. That peers have cleared those, in this same kernel, only a release can tell: block b of each rank tells block b of
+// the others, by the counters of its barriers. Number k says that all up to window k - 1 is cleared, and number 0 that what the
+// call before left is. Behind window k a block awaits number k, which its peers signalled a window ago, so that nobody stands still
+// for it, and signals number k + 1.
 #pragma once
 
 #include "lamport.h"
 
 namespace signal_comm {
 
-constexpr uint32_t kSumsAt = kLamportSlotBytes / 2;  // from the start of a slot
-
 // `by` windows later, as if each were a call.
 SIGNAL_DEVICE flag_t flag_after(flag_t flag, uint64_t by) { return flag_t((uint64_t(flag) + by) % kNoFlag); }
+
+// The wait for a peer's number that did not come at once. False: reported.
+SIGNAL_COLD bool came_late(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
+  const Pair pair = read_pair<CounterBarrier>(g, peer);
+  if (wait_until(Member(g, operation), [&] { return CounterBarrier::look(pair).is(pair.count); })) return true;
+  report_fault(Member(g, operation), phase, 1u << peer, [&](uint32_t rank) {
+    const Pair other = read_pair<CounterBarrier>(g, rank);
+    return Seen{other.count, CounterBarrier::look(other).value()};
+  });
+  return false;
+}
 
 // What the blocks of all ranks tell each other about the windows they have cleared: each number is signalled once it holds,
 // and awaited later, so that nobody stands still for it. Barriers in two parts, by their counters.
@@ -72,20 +84,10 @@ struct Cleared {
         seen = Kind::look(pair).is(pair.count);
         if (!seen) platform::relax();
       }
-      came = came && (seen || came_late(phase, peer));
+      came = came && (seen || came_late(m.group, m.operation, phase, peer));
       if (came) Kind::acquire(pair);
     });
     return came;
-  }
-
-  SIGNAL_COLD bool came_late(uint32_t phase, uint32_t peer) const {
-    const Pair pair = read_pair<Kind>(m.group, peer);
-    if (wait_until(Member(m.group, m.operation), [&] { return Kind::look(pair).is(pair.count); })) return true;
-    report_fault(Member(m.group, m.operation), phase, 1u << peer, [&](uint32_t rank) {
-      const Pair other = read_pair<Kind>(m.group, rank);
-      return Seen{other.count, Kind::look(other).value()};
-    });
-    return false;
   }
 };
 
@@ -93,17 +95,17 @@ struct Cleared {
 template <class T, uint32_t N>
 struct TwoShot {
   static constexpr bool kTwoHops = N > 2;
+  // Where a rank's sums are, from the start of its slot.
+  static constexpr uint32_t kSumsAt = N <= kMaxGpus / 2 ? N * kSlotPacks : kSlotPacks / 2;
 
   const AllReduceParams& p;
   const uint32_t rank;
   const Stride stride;
   const bool aligned;
-  const uint64_t slots;  // offset of the first slot's place for this thread's first pack
   flag_t flag;
 
   SIGNAL_DEVICE explicit TwoShot(const AllReduceParams& params)
-      : p(params), rank(params.group.rank), stride(), aligned(is_aligned(params.input | params.output)),
-        slots(kLamportRegion + uint64_t(stride.first) * kPackBytes), flag(0) {}
+      : p(params), rank(params.group.rank), stride(), aligned(is_aligned(params.input | params.output)), flag(0) {}
 
   // A window, and where the shards in it are: of equal size, but that the first ones may have a pack more.
   struct Window {
@@ -118,11 +120,29 @@ struct TwoShot {
     SIGNAL_DEVICE uint32_t shard_packs(uint32_t r) const { return kTwoHops ? shard_first(r + 1) - shard_first(r) : packs; }
   };
 
-  SIGNAL_DEVICE Window window(uint32_t w) const {
-    const uint64_t first = w * p.window_packs;
-    const uint64_t left = p.packs - first;
-    return Window{first, uint32_t(left < p.window_packs ? left : p.window_packs),
-                  (flag % kGenerations + w) % kGenerations * uint32_t(kMaxGpus * kLamportSlotBytes)};
+  // Goes through the rounds, window by window.
+  struct Cursor {
+    Window window;
+    uint32_t number = 0;  // of the window
+    uint32_t round = 0;   // in the window
+    uint32_t i;           // this thread's pack of a shard
+  };
+
+  SIGNAL_DEVICE Window window_from(uint64_t first, uint32_t generation) const {
+    const uint64_t left = p.packs - first;  // none behind the end
+    return Window{first, uint32_t(left < p.window_packs ? left : p.window_packs), generation};
+  }
+  SIGNAL_DEVICE static constexpr uint32_t generation_bytes() { return kMaxGpus * kLamportSlotBytes; }
+  SIGNAL_DEVICE Cursor start() const { return Cursor{window_from(0, flag % kGenerations * generation_bytes()), 0, 0, stride.first}; }
+  SIGNAL_DEVICE void advance(Cursor& c, uint32_t rounds) const {
+    c.i += stride.step;
+    if (++c.round != rounds) return;
+    c.round = 0;
+    c.i = stride.first;
+    c.number += 1;
+    const uint32_t next = c.window.generation + generation_bytes();
+    const uint64_t first = c.window.first + c.window.packs;
+    c.window = window_from(first, next == kGenerations * generation_bytes() ? 0 : next);
   }
 
   // Of this rank's memory, a pack of the message.
@@ -135,103 +155,107 @@ struct TwoShot {
     store_any(p.output, pack, p.bytes, value);
   }
 
-  // The place, at rank `at`, of what `sender` sends: `bytes` behind this thread's first pack.
-  SIGNAL_DEVICE Pack* place(uint32_t at, const Window& w, uint32_t sender, uint64_t bytes) const {
-    return reinterpret_cast<Pack*>(p.group.base[at] + slots + w.generation + sender * kLamportSlotBytes + bytes);
+  // The place at rank `at` of a pack that a sender has for it, counted from its first slot.
+  SIGNAL_DEVICE Pack* place(uint32_t at, const Window& w, uint32_t sender, uint32_t pack) const {
+    return reinterpret_cast<Pack*>(p.group.base[at] + (kLamportRegion + w.generation + sender * kLamportSlotBytes + pack * kPackBytes));
   }
 
-  // Pushes to each peer the packs that it reduces.
-  SIGNAL_DEVICE void send(const Window& w) const {
+  // Pushes to each peer this thread's pack of the shard that it reduces; `soon` is that pack, if it is one for all.
+  SIGNAL_DEVICE void send(const Cursor& c, const Pack& soon) const {
+    const Window& w = c.window;
     if constexpr (!kTwoHops) {
-      uint64_t bytes = 0;
-      for (uint32_t i = stride.first; i < w.packs; i += stride.step, bytes += uint64_t(stride.step) * kPackBytes) {
-        const Pack pack = sendable(load(w.first + i));
-        for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, bytes), pack); });
-      }
+      if (c.i >= w.packs) return;
+      const Pack pack = sendable(soon);
+      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, in_slots<N>(c.i)), pack); });
     } else {
       for (uint32_t k = 1; k < N; k++) {
         const uint32_t peer = rank_after(p.group, k);
-        const uint32_t packs = w.shard_packs(peer);
-        const uint64_t first = w.first + w.shard_first(peer);
-        uint64_t bytes = 0;
-        for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += uint64_t(stride.step) * kPackBytes) {
-          platform::send_pack(place(peer, w, rank, bytes), sendable(load(first + i)));
-        }
+        if (c.i < w.shard_packs(peer)) platform::send_pack(place(peer, w, rank, c.i), sendable(load(w.first + w.shard_first(peer) + c.i)));
       }
     }
   }
 
-  SIGNAL_DEVICE void clear(const Window& w, uint64_t bytes) const {
-#ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SHARDS
-    for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, w, peer, bytes), not_ready()); });
-#endif
+  // What `send` sends, asked for while something else is waited for.
+  SIGNAL_DEVICE Pack fetch(const Cursor& c) const { return !kTwoHops && c.i < c.window.packs ? load(c.window.first + c.i) : Pack{}; }
+
+  // Looks once for the peers' packs; this rank's own stands among them. Whether all are there.
+  SIGNAL_DEVICE bool look(const Cursor& c, const Pack& own, Pack (&packs)[N]) const {
+    bool all = true;
+    if constexpr (N == 2) {
+      packs[0] = own;  // of two summands the order is all the same
+      packs[1] = platform::poll_pack(place(rank, c.window, 1 - rank, in_slots<N>(c.i)));
+      all = is_ready(packs[1]);
+    } else {
+      SIGNAL_UNROLL
+      for (uint32_t r = 0; r < N; r++) {
+        packs[r] = r == rank ? own : platform::poll_pack(place(rank, c.window, r, in_slots<N>(c.i)));
+        all = all && (r == rank || is_ready(packs[r]));
+      }
+    }
+    return all;
   }
 
-  // Reduces this rank's shard and pushes the sums. False: a peer's pack did not come, which has been reported.
-  SIGNAL_DEVICE bool reduce(const Window& w, uint32_t number) const {
-    const uint32_t packs = w.shard_packs(rank);
-    const uint64_t first = w.first + w.shard_first(rank);
-    uint64_t bytes = 0;
-    for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += uint64_t(stride.step) * kPackBytes) {
-      const Pack own = load(first + i);
-      Pack arrived[N];
-      const auto look = [&]() SIGNAL_INLINE {
-        bool all = true;
-        SIGNAL_UNROLL
-        for (uint32_t r = 0; r < N; r++) {
-          arrived[r] = r == rank ? own : platform::poll_pack(place(rank, w, r, bytes));
-          all = all && (r == rank || is_ready(arrived[r]));
-        }
-        return all;
-      };
-      bool all = false;
-      SIGNAL_NO_UNROLL
-      for (uint32_t polls = 0; !all && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
-        all = look();
-        if (!all) platform::relax();
-      }
-      if (!all) {
-        if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, number), i, kEveryone)) return false;
-        look();
-      }
+  // Reduces this thread's pack of the rank's shard and pushes the sum. False: a peer's pack did not come, which has been reported.
+  SIGNAL_DEVICE bool reduce(const Cursor& c) const {
+    const Window& w = c.window;
+    if (c.i >= w.shard_packs(rank)) return true;
+    const uint64_t pack = w.first + w.shard_first(rank) + c.i;
+    const Pack own = load(pack);
+    Pack arrived[N];
+    bool all = false;
+    SIGNAL_NO_UNROLL
+    for (uint32_t polls = 0; !kBounded || polls < platform::kPollsPerCheck; polls++) {
+      all = look(c, own, arrived);
+      if (all) break;
+      platform::relax();
+    }
+    if (!all) {
+      if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, c.number), in_slots<N>(c.i), kEveryone)) return false;
+      look(c, own, arrived);
+    }
+    Pack sum = sum_ranks<T, N>(p.op, N, rank, [&](uint32_t r) { return arrived[r]; });
+    if constexpr (kTwoHops) {
       // Changes no bit: of these types no sum is -0.0, since it starts from +0.0 and none is so small that it rounds to nothing.
-      const Pack sum = sendable(sum_ranks<T, N>(p.op, N, rank, [&](uint32_t r) { return arrived[r]; }));
-      store(first + i, sum);
-      if constexpr (kTwoHops) {
-        for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, bytes + kSumsAt), sum); });
-      }
-      clear(w, bytes);
+      sum = sendable(sum);
+      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, kSumsAt + c.i), sum); });
     }
+    store(pack, sum);
+#ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SHARDS
+    for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, w, peer, in_slots<N>(c.i)), not_ready()); });
+#endif
     return true;
   }
 
   // Takes the sums of the peers' shards. False as in `reduce`.
-  SIGNAL_DEVICE bool gather(const Window& w, uint32_t number) const {
-    if constexpr (!kTwoHops) return true;
+  SIGNAL_DEVICE bool gather(const Cursor& c) const {
     for (uint32_t k = 1; k < N; k++) {
       const uint32_t from = rank_after(p.group, k);
-      const uint32_t packs = w.shard_packs(from);
-      const uint64_t first = w.first + w.shard_first(from);
-      uint64_t bytes = kSumsAt;
-      for (uint32_t i = stride.first; i < packs; i += stride.step, bytes += uint64_t(stride.step) * kPackBytes) {
-        Pack* const at = place(rank, w, from, bytes);
-        Pack sum = platform::poll_pack(at);
-        SIGNAL_NO_UNROLL
-        for (uint32_t polls = 1; !is_ready(sum) && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
-          platform::relax();
-          sum = platform::poll_pack(at);
-        }
-        if (!is_ready(sum)) {
-          if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, number), kSumsAt / kPackBytes + i, 1u << from)) return false;
-          sum = platform::poll_pack(at);
-        }
-        store(first + i, sum);
-#ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SUMS
-        platform::send_pack(at, not_ready());
-#endif
+      if (c.i >= c.window.shard_packs(from)) continue;
+      Pack* const at = place(rank, c.window, from, kSumsAt + c.i);
+      Pack sum = platform::poll_pack(at);
+      SIGNAL_NO_UNROLL
+      for (uint32_t polls = 1; !is_ready(sum) && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
+        platform::relax();
+        sum = platform::poll_pack(at);
       }
+      if (!is_ready(sum)) {
+        if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, c.number), kSumsAt + c.i, 1u << from)) return false;
+        sum = platform::poll_pack(at);
+      }
+      store(c.window.first + c.window.shard_first(from) + c.i, sum);
+#ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SUMS
+      platform::send_pack(at, not_ready());
+#endif
     }
     return true;
+  }
+
+  // What the call before left, in the generation of the third window.
+  SIGNAL_DEVICE void clear_left(uint32_t left) const {
+    const Window third = {0, 0, (flag % kGenerations + kGenerations - 1) % kGenerations * uint32_t(kMaxGpus * kLamportSlotBytes)};
+    for (uint32_t i = stride.first; i < left; i += stride.step) {
+      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, third, peer, i), not_ready()); });
+    }
   }
 
   SIGNAL_DEVICE void run() {
@@ -239,27 +263,35 @@ struct TwoShot {
     Cleared cleared(m);
     const uint64_t state_at = platform::opaque(p.group.own + kLamportState);
     const uint32_t windows = uint32_t((p.packs + p.window_packs - 1) / p.window_packs);
+    const uint32_t shard = kTwoHops ? (uint32_t(p.window_packs) + N - 1) / N : uint32_t(p.window_packs);
+    const uint32_t rounds = (shard + stride.step - 1) / stride.step;  // of each window
     begin_call(p.group);
+    Cursor out = start();  // of the generation nothing is known yet, nor needed
+    Pack soon = fetch(out);
     const Pack state = platform::poll_pack(reinterpret_cast<const Pack*>(state_at));
     m.read();
-    cleared.read();
+    if (windows > 1) cleared.read();
     flag = state.word[0];
     if (flag == kNoFlag) {
       if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceTwoShot, flag, kNoFlag);
       return;
     }
+    out = start();
     test_delay(m, kPhaseStart);
 
-    // What the call before left, in the generation of the third window.
-    const Window third = {0, 0, (flag % kGenerations + kGenerations - 1) % kGenerations * uint32_t(kMaxGpus * kLamportSlotBytes)};
-    uint64_t bytes = 0;
-    for (uint32_t i = stride.first; i < state.word[1]; i += stride.step, bytes += uint64_t(stride.step) * kPackBytes) {
-      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, third, peer, bytes), not_ready()); });
-    }
-
-    // Behind it the whole block has read the state, and cleared. Nothing is sent with a fault known: the peers may be in the call that failed.
+    // A call of one window sends at once, as a Lamport call does. Of more, number 0 comes first, so that its release has no stores to
+    // wait for; and they send nothing with a fault known, since the peers may yet read the windows of the call that failed.
+    const auto send_window = [&]() SIGNAL_INLINE {
+      while (out.number == 0) {
+        send(out, soon);
+        advance(out, rounds);
+        soon = fetch(out);
+      }
+    };
+    if (windows == 1) send_window();
+    clear_left(state.word[1]);
     platform::release_wave();
-    const bool stop = platform::block_any(m.abort != 0);
+    const bool stop = platform::block_any(m.abort != 0);  // behind it the whole block has read the state, and cleared
     uint32_t arrived_before = kNoFlag;
     if (platform::thread_id() == 0) {
       arrived_before = platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
@@ -269,30 +301,43 @@ struct TwoShot {
       if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceTwoShot, flag, arrived_before);
       return;
     }
+    if (windows > 1) {
+      cleared.signal();
+      send_window();
+    }
 
     bool alive = true;
-    if (windows > 1) cleared.signal();
-    send(window(0));
-    if (windows > 1) {
-#ifndef SIGNAL_MUTANT_TWO_SHOT_SENDS_AT_ONCE
-      alive = cleared.await(kPhaseStart);
-      if (platform::block_any(!alive)) return leave(arrived_before, kNoFlag);
-#endif
-      send(window(1));
-    }
-    for (uint32_t w = 0; w < windows; w++) {
-      alive = alive && reduce(window(w), w) && (w == 0 || gather(window(w - 1), w - 1));
-      test_delay(m, kPhaseMiddle);
-      if (w + 2 >= windows) continue;
+    Cursor in = start(), sums = in;
+    while (in.number < windows) {
+      alive = alive && reduce(in);
+      if constexpr (kTwoHops) {
+        // The sums of the round before, which have had time to come.
+        if (in.number + in.round != 0) {
+          alive = alive && gather(sums);
+          advance(sums, rounds);
+        }
+      }
+      const bool ends = in.round + 1 == rounds;
+      if (ends) test_delay(m, kPhaseMiddle);
+      // The last number is for the next call's first window.
+      if (ends && in.number + 2 <= windows) {
 #ifndef SIGNAL_MUTANT_TWO_SHOT_NEVER_AWAITS
-      if (w > 0) alive = cleared.await(kPhaseMiddle) && alive;
+        alive = cleared.await(kPhaseMiddle) && alive;
 #endif
-      platform::release_wave();
-      if (platform::block_any(!alive)) return leave(arrived_before, kNoFlag);
-      if (w + 3 < windows) cleared.signal();
-      send(window(w + 2));
+        platform::release_wave();
+        if (platform::block_any(!alive)) return leave(arrived_before, kNoFlag);
+        if (in.number + 3 <= windows) cleared.signal();
+      }
+      advance(in, rounds);
+      // A window ahead, or two where a window is one round.
+      const uint32_t most = in.number + (rounds == 1 ? 2 : 1);
+      while (out.number < windows && (out.number < most || (out.number == most && out.round < in.round))) {
+        send(out, soon);
+        advance(out, rounds);
+        soon = fetch(out);
+      }
     }
-    alive = alive && gather(window(windows - 1), windows - 1);
+    if constexpr (kTwoHops) alive = alive && gather(sums);
     test_delay(m, kPhaseExchange);
     leave(arrived_before, alive ? flag_after(flag, windows) : kNoFlag);
   }
@@ -300,9 +345,10 @@ struct TwoShot {
   SIGNAL_DEVICE void leave(uint32_t arrived_before, flag_t next) const { leave_state(p.group, arrived_before, next, 0); }
 };
 
-template <class T>
+// For kLeast to kMost ranks: a kernel for few takes fewer registers.
+template <class T, uint32_t kLeast, uint32_t kMost>
 SIGNAL_DEVICE void all_reduce_two_shot(const AllReduceParams& p) {
-  with_world(p.group.world, [&](auto world) SIGNAL_INLINE { TwoShot<T, decltype(world)::value>(p).run(); });
+  with_world<kLeast, kMost>(p.group.world, [&](auto world) SIGNAL_INLINE { TwoShot<T, decltype(world)::value>(p).run(); });
 }
 
 }  // namespace signal_comm

@@ -119,12 +119,12 @@ pub enum ApiMisuse {
         /// The limit.
         limit: u64,
     },
-    /// The Lamport region has 1 MiB for each rank.
+    /// The Lamport region has so much for each rank, see [`most_lamport_bytes`](crate::layout::most_lamport_bytes).
     #[error("the lamport algorithm takes up to {limit} bytes a rank, not {bytes}")]
     LamportTooLarge {
         /// Bytes of the call.
         bytes: u64,
-        /// Bytes of a slot.
+        /// Bytes that fit.
         limit: usize,
     },
     /// A bank of lines has a slot for each rank.

@@ -29,6 +29,11 @@ pub const LAMPORT_GENERATIONS: usize = 3;
 pub const LAMPORT_SLOT_BYTES: usize = 1 << 20;
 /// Bytes of the Lamport region: 3 generations x 8 rank slots x 1 MiB.
 pub const LAMPORT_REGION_BYTES: usize = LAMPORT_GENERATIONS * MAX_GPUS * LAMPORT_SLOT_BYTES;
+/// The largest message that goes by Lamport's algorithm among so many ranks: fewer than five have several slots each.
+pub const fn most_lamport_bytes(world: usize) -> usize {
+    LAMPORT_SLOT_BYTES * (MAX_GPUS / world)
+}
+
 /// Bytes of the banks of lines, which all domains share: 2 banks of 8 rank slots for each domain in use.
 pub const LINE_BANKS_BYTES: usize = 8 << 20;
 /// Bytes of a rank's slot in a bank of lines, where so many domains divide the banks.

@@ -5,9 +5,9 @@ use crate::backend::{DeviceFamily, Link};
 use crate::collective::Collective;
 use crate::dtype::Dtype;
 use crate::kernel::Algorithm;
-#[cfg(test)]
-use crate::layout::LAMPORT_SLOT_BYTES;
 use crate::layout::PACK_BYTES;
+#[cfg(test)]
+use crate::layout::most_lamport_bytes;
 
 /// Bytes of data in a line.
 pub(crate) const LINE_DATA_BYTES: u64 = 8;
@@ -43,7 +43,7 @@ struct Row {
 
 /// First row that fits wins; the last row of each family fits everything.
 const TABLE: &[Row] = {
-    use Algorithm::{Lamport, OneStage, TwoStage};
+    use Algorithm::{Lamport, OneStage, TwoShot, TwoStage};
     use DeviceFamily::{Amd, Host, Nvidia};
     const ANY: Option<Link> = None;
     const SHARED: Option<Link> = Some(Link::SameDevice);
@@ -82,7 +82,8 @@ const TABLE: &[Row] = {
         row((Nvidia, NVLINK, 2), 128 << 10, Lamport, (64, 1, 128)),
         row((Nvidia, NVLINK, 2), 256 << 10, Lamport, (128, 1, 128)),
         row((Nvidia, NVLINK, 2), 512 << 10, Lamport, (256, 1, 128)),
-        row((Nvidia, NVLINK, 2), 1 << 20, Lamport, (512, 1, 128)),
+        row((Nvidia, NVLINK, 2), 4 << 20, Lamport, (512, 1, 128)),
+        row((Nvidia, NVLINK, 2), usize::MAX, TwoShot, (512, 1, 128)),
         row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, NVLINK, 2), usize::MAX, OneStage, (512, 1, 128)),
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn lamport_rows_fit_a_slot() {
         for row in TABLE.iter().filter(|row| row.algorithm == Algorithm::Lamport) {
-            assert!(row.max_bytes <= LAMPORT_SLOT_BYTES, "{row:?}");
+            assert!(row.max_bytes <= most_lamport_bytes(row.max_world), "{row:?}");
         }
     }
 

@@ -13,9 +13,7 @@ use crate::place::{Mix, Place, pick};
 use crate::rig::{Rig, is_scaled_down, scaled};
 use crate::world::options;
 
-/// Half of a slot of the region: a shard of a window.
-const SHARD: usize = 512 << 10;
-const SLOT: usize = 2 * SHARD;
+const SLOT: usize = 1 << 20;
 
 fn two_shot(blocks: u32, threads: u32) -> CallOptions {
     options(|o| (o.algorithm, o.blocks, o.threads) = (Some(Algorithm::TwoShot), Some(blocks), Some(threads)))
@@ -23,7 +21,11 @@ fn two_shot(blocks: u32, threads: u32) -> CallOptions {
 
 /// The most bytes of one window.
 fn window(ranks: usize) -> usize {
-    if ranks <= 2 { SLOT } else { ranks * SHARD }
+    match ranks {
+        1 | 2 => 8 / ranks * SLOT,
+        3 | 4 => ranks * SLOT,
+        _ => ranks * SLOT / 2,
+    }
 }
 
 /// Sizes around one window and several, and of fewer packs than ranks, in every kind of place.
@@ -35,8 +37,8 @@ pub fn two_shot_sizes<B: Backend>(rig: &Rig<B>) {
         let mut sizes = vec![2, 16, pack - 16, pack, pack + 16, 3 * pack - 2, 4 * pack + 18, 40_000];
         if !is_scaled_down() {
             sizes.extend([one - 16, one, one + 16]);
-            if ranks < 8 {
-                sizes.extend([2 * one + 2, 4 * one + 4_098]);
+            if ranks == 2 {
+                sizes.push(3 * one + 4_098);
             }
         }
         for (call, bytes) in sizes.into_iter().enumerate() {
@@ -112,10 +114,10 @@ pub fn two_shot_out_of_step<B: Backend>(rig: &Rig<B>) {
     for ranks in [2, 3] {
         let mut world = rig.world(ranks);
         for (round, phase) in
-            [Phase::Start, Phase::Middle, Phase::Exchange].into_iter().cycle().take(scaled(6) as usize).enumerate()
+            [Phase::Start, Phase::Middle, Phase::Exchange].into_iter().cycle().take(scaled(3) as usize).enumerate()
         {
             let places = vec![Place::symmetric(); ranks];
-            let sizes = [5 * window(ranks) + 8, 100, 2 * window(ranks) + 4, 4 * window(ranks)];
+            let sizes = [4 * window(ranks) + 8, 100, window(ranks) + 4, 600];
             let mut calls = sizes
                 .map(|bytes| Exchange::<B, f32>::random(&mut world, bytes / 4, round as u64, two_shot(2, 2), &places));
             calls[round % 2].lanes[round % ranks].options.delay = Some((phase, Duration::from_millis(20)));

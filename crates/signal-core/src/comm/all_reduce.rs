@@ -10,7 +10,7 @@ use crate::collective::Collective;
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::{Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_STAGED, FastSum, GroupParams, Kernel};
-use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES};
+use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES, most_lamport_bytes};
 use crate::plan::{Load, Plan};
 
 use super::Symmetric;
@@ -137,7 +137,7 @@ impl<B: Backend> Call<'_, B> {
             return self.check_alone(stream, described);
         }
         match plan.algorithm {
-            Algorithm::Lamport => check_lamport(bytes, group.domain, dtype, op)?,
+            Algorithm::Lamport => check_lamport(bytes, self.comm.world_size(), group.domain, (dtype, op))?,
             Algorithm::TwoShot => check_region(group.domain, dtype, op)?,
             _ => {}
         }
@@ -239,12 +239,15 @@ impl Operands {
 }
 
 /// Refuses what the Lamport region cannot take in one window.
-pub(super) fn check_lamport(bytes: u64, domain: u32, dtype: Dtype, op: ReduceOp) -> Result<(), ApiMisuse> {
+pub(super) fn check_lamport(
+    bytes: u64,
+    world: usize,
+    domain: u32,
+    (dtype, op): (Dtype, ReduceOp),
+) -> Result<(), ApiMisuse> {
     check_region(domain, dtype, op)?;
-    if bytes > LAMPORT_SLOT_BYTES as u64 {
-        return Err(ApiMisuse::LamportTooLarge { bytes, limit: LAMPORT_SLOT_BYTES });
-    }
-    Ok(())
+    let limit = most_lamport_bytes(world);
+    if bytes > limit as u64 { Err(ApiMisuse::LamportTooLarge { bytes, limit }) } else { Ok(()) }
 }
 
 /// Refuses what the Lamport region cannot take.
@@ -277,6 +280,7 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
         Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
         Algorithm::Lamport => Kernel::AllReduceLamport(sum),
         Algorithm::TwoStage => Kernel::AllReduceTwoStage(sum),
+        Algorithm::TwoShot if few_ranks => Kernel::AllReduceTwoShotSmall(sum),
         Algorithm::TwoShot => Kernel::AllReduceTwoShot(sum),
         _ => Kernel::AllReduceOneStage(sum),
     }
@@ -290,10 +294,14 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams, all: u64) -> u64 {
     match algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => packs,
         Algorithm::TwoShot => {
-            // Shards in one half of a slot and sums in the other; with two ranks no sums. Equal windows, so that the last is no
-            // shorter than the ranks are many.
-            let slot = (LAMPORT_SLOT_BYTES / PACK_BYTES) as u64;
-            let most = if world <= 2 { slot } else { slot / 2 * world };
+            // Of a sender's slots, of which few ranks have several: all for two ranks, half for shards and half for sums for more.
+            // Equal windows, so that the last is no shorter than the ranks are many.
+            let most = match group.world as usize {
+                few @ ..=2 => most_lamport_bytes(few),
+                some @ 3..=4 => LAMPORT_SLOT_BYTES * some,
+                many => LAMPORT_SLOT_BYTES / 2 * many,
+            } as u64
+                / PACK_BYTES as u64;
             all.div_ceil(all.div_ceil(most).max(1))
         }
         // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.

@@ -315,7 +315,9 @@ impl<B: Backend> Member<B> {
     pub(super) fn plan_with(&self, options: &CallOptions, count: usize, dtype: Dtype, op: ReduceOp) -> Plan {
         let bytes = count.saturating_mul(dtype.bytes()) as u64;
         let takes = |algorithm| match algorithm {
-            Algorithm::Lamport => all_reduce::check_lamport(bytes, options.domain, dtype, op).is_ok(),
+            Algorithm::Lamport => {
+                all_reduce::check_lamport(bytes, self.world_size(), options.domain, (dtype, op)).is_ok()
+            }
             Algorithm::TwoShot => all_reduce::check_region(options.domain, dtype, op).is_ok(),
             Algorithm::Lines => bytes <= self.most_line_bytes(),
             algorithm => Algorithm::ALL_REDUCE.contains(&algorithm),

@@ -17,7 +17,8 @@ pub enum Algorithm {
     /// rank.
     TwoStage,
     /// Of an all-reduce. Every rank pushes its input into the Lamport region of every peer, where the data tells that it is there:
-    /// one hop and no barrier, (n - 1) x bytes per rank, up to 1 MiB a rank, on domain 0 only.
+    /// one hop and no barrier, (n - 1) x bytes per rank, on domain 0 only, up to 4 MiB with two
+    /// ranks, 2 MiB with three or four and 1 MiB with more.
     Lamport,
     /// Of an all-reduce. Every rank pushes each peer's shard there, which pushes the sums to all, both through the Lamport region, in
     /// windows: two hops and no barrier that data waits for, 2 (n - 1) / n x bytes per rank, on domain 0 only. Two ranks add all of it
@@ -98,8 +99,10 @@ pub enum Kernel {
     AllReduceSmall(FastSum),
     /// The Lamport all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
     AllReduceLamportSmall(FastSum),
-    /// A two-shot all-reduce ([`AllReduceParams`]).
+    /// A two-shot all-reduce of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
     AllReduceTwoShot(FastSum),
+    /// The two-shot all-reduce of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`AllReduceParams`]).
+    AllReduceTwoShotSmall(FastSum),
     /// A one-stage all-reduce of any type by any operator ([`AllReduceParams`]).
     AllReduceOneStageAny,
     /// A two-stage all-reduce of any type by any operator ([`AllReduceParams`]).
@@ -153,7 +156,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 34] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -176,6 +179,9 @@ const NAMES: [&str; 31] = [
     "signal_all_reduce_two_shot_sum_f32",
     "signal_all_reduce_two_shot_sum_f16",
     "signal_all_reduce_two_shot_sum_bf16",
+    "signal_all_reduce_two_shot_small_sum_f32",
+    "signal_all_reduce_two_shot_small_sum_f16",
+    "signal_all_reduce_two_shot_small_sum_bf16",
     "signal_all_reduce_one_stage_any",
     "signal_all_reduce_two_stage_any",
     "signal_reduce_scatter_sum_f32",
@@ -190,8 +196,7 @@ const NAMES: [&str; 31] = [
 impl Kernel {
     /// Kernels in the catalogue.
     pub const COUNT: usize = NAMES.len();
-    /// Most ranks of [`AllReduceSmall`](Self::AllReduceSmall) and
-    /// [`AllReduceLamportSmall`](Self::AllReduceLamportSmall): few ranks take few registers, which makes a launch shorter.
+    /// Most ranks of the kernels named small: few ranks take few registers, which makes a launch shorter.
     pub const SMALL_WORLD: u32 = 4;
 
     /// Position in the catalogue, below [`Kernel::COUNT`].
@@ -207,13 +212,14 @@ impl Kernel {
             Kernel::AllReduceSmall(sum) => Self::sum_index(3, sum),
             Kernel::AllReduceLamportSmall(sum) => Self::sum_index(4, sum),
             Kernel::AllReduceTwoShot(sum) => Self::sum_index(5, sum),
-            Kernel::AllReduceOneStageAny => 22,
-            Kernel::AllReduceTwoStageAny => 23,
-            Kernel::ReduceScatter(sum) => 24 + sum as usize,
-            Kernel::ReduceScatterAny => 27,
-            Kernel::Move => 28,
-            Kernel::LinesMove => 29,
-            Kernel::LinesReduce => 30,
+            Kernel::AllReduceTwoShotSmall(sum) => Self::sum_index(6, sum),
+            Kernel::AllReduceOneStageAny => 25,
+            Kernel::AllReduceTwoStageAny => 26,
+            Kernel::ReduceScatter(sum) => 27 + sum as usize,
+            Kernel::ReduceScatterAny => 30,
+            Kernel::Move => 31,
+            Kernel::LinesMove => 32,
+            Kernel::LinesReduce => 33,
         }
     }
 
@@ -233,6 +239,7 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceSmall))
             .chain(sums(Kernel::AllReduceLamportSmall))
             .chain(sums(Kernel::AllReduceTwoShot))
+            .chain(sums(Kernel::AllReduceTwoShotSmall))
             .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
             .chain(sums(Kernel::ReduceScatter))
             .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::LinesMove, Kernel::LinesReduce])
@@ -264,6 +271,7 @@ mod tests {
                 Kernel::AllReduceSmall(sum) => format!("all_reduce_one_stage_small_sum_{}", sum.dtype()),
                 Kernel::AllReduceLamportSmall(sum) => format!("all_reduce_lamport_small_sum_{}", sum.dtype()),
                 Kernel::AllReduceTwoShot(sum) => format!("all_reduce_two_shot_sum_{}", sum.dtype()),
+                Kernel::AllReduceTwoShotSmall(sum) => format!("all_reduce_two_shot_small_sum_{}", sum.dtype()),
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
                 _ => continue,
             };
