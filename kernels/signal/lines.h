@@ -154,11 +154,19 @@ SIGNAL_DEVICE void give_up_lines(const LineCall& call) {
   platform::end_thread();
 }
 
-// The wait for a line that did not come at once. True when it came; else the fault has been reported and the thread ends, where the
-// platform lets it.
-SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t number) {
+// The wait for a line that did not come at once. True when `found` has it; else the fault has been reported and the thread ends, where
+// the platform lets it. Nobody may look again: the peer may have given up the next call, for want of this rank, and write the bank in
+// the one behind it, if another of its blocks advanced its state.
+SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t number, LineWord& found) {
   const Member m(call.p.group, call.p.operation);
-  if (wait_until(m, [&] { return call.look(peer, number).is(call.epoch); })) return true;
+  const bool came = wait_until(m, [&] {
+    found = call.look(peer, number);
+    return found.is(call.epoch);
+  });
+#ifdef SIGNAL_MUTANT_LINE_LOOKED_AT_AGAIN
+  found = call.look(peer, number);
+#endif
+  if (came) return true;
   // Of the other ranks the line is looked at that each must have sent.
   report_fault(m, kPhaseExchange, 1u << peer, [&](uint32_t r) {
     return Seen{call.epoch, call.look(r, 0).is(call.epoch) ? call.epoch : call.epoch - 1};
@@ -236,10 +244,7 @@ SIGNAL_DEVICE bool receive_line(const LineCall& call, uint32_t peer, uint32_t nu
     if (found.is(call.epoch)) break;
     platform::relax();
   }
-  if (!found.is(call.epoch)) {
-    if (!wait_for_line(call, peer, number)) return false;
-    found = call.look(peer, number);
-  }
+  if (!found.is(call.epoch) && !wait_for_line(call, peer, number, found)) return false;
   call.accept(peer, number);
   data = found.data();
   return true;
