@@ -57,7 +57,7 @@ struct Member {
   const GroupParams& group;
   uint32_t operation;
   // Of the first kMaxGpus threads, once they have been read:
-  uint64_t abort = 0;     // the abort word when the kernel began
+  uint64_t abort = 0;     // the abort word when the kernel began; of a block that stages, not 0 on all threads if it is on one
   uint32_t sequence = 0;  // calls begun: read before this one was counted, if the reader is who counts it
 
   SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op) : group(params), operation(op) {}
