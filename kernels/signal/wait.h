@@ -171,7 +171,9 @@ SIGNAL_COLD void report_other(const GroupParams& g, uint32_t operation, uint32_t
   const uint64_t word = raised_word(g, other, platform::load_relaxed(m.sequence_word()));
   publish_fault(m, kPhaseStart, word, kMismatch);
   platform::store_relaxed(m.abort_word(), word);
+#ifndef SIGNAL_MUTANT_MISMATCH_NOT_TOLD
   tell_peers(g, m, word);
+#endif
 }
 
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
