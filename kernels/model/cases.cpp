@@ -19,9 +19,33 @@ Call one_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
 Call two_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kTwoStage, 'f', count, false, false, 0, blocks, threads};
 }
+Call exchange(Kind kind, Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads) {
+  Call c{kind, 'f', count, false, false, 0, blocks, threads};
+  c.pieces = pieces;
+  return c;
+}
+Call move(Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads) {
+  return exchange(Kind::kMove, pieces, count, blocks, threads);
+}
+Call reduce_scatter(uint32_t count, uint32_t blocks, uint32_t threads) {
+  return exchange(Kind::kReduceScatter, Pieces::kEach, count, blocks, threads);
+}
+Call reduce_to_first(uint32_t count, uint32_t blocks, uint32_t threads) {
+  return exchange(Kind::kReduceScatter, Pieces::kToFirst, count, blocks, threads);
+}
+Call lines_move(Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads) {
+  return exchange(Kind::kLinesMove, pieces, count, blocks, threads);
+}
+Call lines_reduce(Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads) {
+  return exchange(Kind::kLinesReduce, pieces, count, blocks, threads);
+}
 Call staged(Call c) { return c.staged = true, c; }
 Call in_place(Call c) { return c.in_place = true, c; }
 Call on_domain(uint32_t domain, Call c) { return c.domain = domain, c; }
+Call without(uint32_t rank, Call c) { return c.without |= 1u << rank, c; }
+Call of_halves(Call c) { return c.type = 'b', c; }
+
+constexpr uint32_t kLastLines = 0xfffffffd;  // calls by lines, behind which the count starts anew
 
 struct List {
   std::vector<Scenario> all;
@@ -97,9 +121,84 @@ void add_mixed(List& l) {
   l.add("early-mixed", 2, {small, one, small}).early = true;
 }
 
+void add_exchange(List& l) {
+  const Call each = move(Pieces::kEach, 4, 1, 2), same = move(Pieces::kSame, 4, 1, 2), ragged = move(Pieces::kRagged, 4, 1, 2);
+  const Call sums = reduce_scatter(4, 1, 2);
+  l.add("move", 2, {each, each, each}).counters = 0xfffffffd;
+  l.add("move-staged", 2, {staged(each), staged(same), staged(each)});
+  // One way, then the other.
+  l.add("move-ragged", 2, {ragged, move(Pieces::kRagged, 2, 1, 2), staged(ragged)});
+  l.add("move-windows", 2, {staged(move(Pieces::kRagged, 5, 1, 2)), move(Pieces::kSame, 10, 1, 2)}).scratch = 32;
+  const uint32_t t = l.relaxed ? 2 : 1;
+  l.add("move-blocks", 2, {move(Pieces::kEach, 8, 2, t), staged(move(Pieces::kEach, 8, 2, t))}).exhaustive = !l.relaxed;
+  l.add("move-misaligned", 2, {move(Pieces::kSame, 5, 1, 2), of_halves(move(Pieces::kEach, 3, 1, 2))}).shift = 4;
+  l.add("reduce-scatter", 2, {sums, staged(sums), in_place(sums)});
+  l.add("reduce-scatter-windows", 2, {staged(reduce_scatter(10, 1, 2)), reduce_scatter(5, 1, 2)}).scratch = 32;
+  l.add("reduce", 2, {reduce_to_first(4, 1, 2), staged(reduce_to_first(8, 1, 2))});
+  l.add("mismatch-move", 2, {each}).story = Story::kMismatch;
+  l.add("mismatch-move-staged", 2, {staged(each)}).story = Story::kMismatch;
+  // One may be told of it before it looks.
+  l.faulty("mismatch-move-told", Story::kMismatch, {each});
+  l.faulty("mismatch-move-blocks", Story::kMismatch, {staged(move(Pieces::kEach, 8, 2, t))}).exhaustive = false;
+}
+
+void add_lines(List& l) {
+  const Call each = lines_move(Pieces::kEach, 2, 1, 1), sum = lines_reduce(Pieces::kSame, 2, 1, 1);
+  const Call two_lines = lines_move(Pieces::kSame, 4, 1, 2), empty_one_way = lines_move(Pieces::kRagged, 1, 1, 1);
+  l.add("lines", 2, {each, each, each, each}).lines = 4;
+  l.add("lines-sizes", 2, {two_lines, lines_move(Pieces::kEach, 3, 1, 2), two_lines});
+  l.add("lines-tokens", 2, {empty_one_way, empty_one_way, empty_one_way, empty_one_way}).lines = 4;
+  l.add("lines-reduce", 2, {sum, in_place(sum), sum}).lines = 5;
+  l.add("lines-mixed", 2, {each, one_stage(4, 1, 2), lamport(4, 'f', 1, 1), sum});
+  l.add("lines-blocks", 2, {lines_move(Pieces::kEach, 4, 2, 1), each, lines_move(Pieces::kEach, 4, 2, 1)}).lines = 4;
+  Scenario& wrap = l.add("lines-wrap", 2, {each, each, lines_move(Pieces::kEach, 4, 1, 1), lines_move(Pieces::kEach, 4, 1, 1)});
+  wrap.lines = kLastLines - 1;
+  wrap.old_lines = true;
+}
+
+void add_exchange_of_three(List& l, uint32_t each) {
+  const Call all = move(Pieces::kEach, 4, 1, each), next = move(Pieces::kNext, 4, 1, each);
+  const Call ragged = move(Pieces::kRagged, 2, 1, each), sums = reduce_scatter(4, 1, each);
+  l.add("move-staged-3", 3, {staged(all), staged(ragged)});
+  // Two ranks exchange while the third is somewhere else, with one of them or with none.
+  l.add("move-pairs-staged-3", 3, {without(2, staged(all)), without(0, staged(all)), staged(all)});
+  l.add("move-next-staged-3", 3, {staged(next), staged(move(Pieces::kFromFirst, 4, 1, each)), staged(next)});
+  l.add("move-next-blocks-3", 3, {staged(move(Pieces::kNext, 8, 2, each))}).exhaustive = !l.relaxed;
+  l.add("reduce-scatter-3", 3, {staged(sums), staged(reduce_to_first(4, 1, each))});
+  if (l.relaxed) {
+    l.add("move-3", 3, {all}).atoms = 1;
+    l.add("move-pairs-3", 3, {without(2, all), without(0, all)}).atoms = 1;
+    l.add("move-next-3", 3, {next}).atoms = 1;
+  } else {
+    l.add("move-3", 3, {all, sums, ragged});
+    l.add("move-pairs-3", 3, {without(2, all), without(0, all), all});
+    l.add("move-next-3", 3, {next, move(Pieces::kFromFirst, 4, 1, each), next});
+  }
+  // The second rank makes the same call as both others.
+  Scenario& other = l.faulty("mismatch-move-3", Story::kMismatch, {all});
+  other.world = 3;
+  other.exhaustive = false;
+
+  const Call lines = lines_move(Pieces::kEach, 2, 1, 1), tokens = lines_move(Pieces::kRagged, 1, 1, 1);
+  const Call line_sums = in_place(lines_reduce(Pieces::kSame, 4, 1, 2));
+  l.add("lines-3", 3, {lines, lines, lines}).lines = 4;
+  l.add("lines-tokens-3", 3, {tokens, tokens, tokens}).lines = 4;
+  l.add("lines-reduce-3", 3, {line_sums, line_sums}).lines = 4;
+  Scenario& wrap = l.add("lines-wrap-3", 3, {lines, lines, lines});
+  wrap.lines = kLastLines;
+  wrap.old_lines = true;
+  // As many blocks as peers: each would have the only line for one of them.
+  const Call by_two = lines_move(Pieces::kEach, 2, 2, 1);
+  Scenario& wrap_blocks = l.add("lines-wrap-blocks-3", 3, {by_two, by_two});
+  wrap_blocks.lines = kLastLines;
+  wrap_blocks.exhaustive = false;
+  l.add("lines-reduce-blocks-3", 3, {in_place(lines_reduce(Pieces::kSame, 2, 2, 1))}).lines = 4;
+}
+
 // One thread stands for all ranks, or each for one.
 void add_three(List& l) {
   const uint32_t each = l.relaxed ? 3 : 1;
+  add_exchange_of_three(l, each);
   const Call one = one_stage(4, 1, each), two = two_stage(8, 1, each);
   l.add("barrier-3", 3, {barrier(1, each), barrier(1, each), barrier(1, each)});
   l.add("probe-3", 3, {probe(2, each)});
@@ -125,6 +224,23 @@ void add_faults(List& l) {
   l.faulty("abort-barrier", Story::kAbort, {meet, meet});
   l.faulty("abort-one-stage-once", Story::kAbort, {one}).exhaustive = !l.relaxed;
   l.faulty("abort-lamport", Story::kAbort, {small, small});
+  const Call all = move(Pieces::kEach, 4, 1, 2), lines = lines_move(Pieces::kEach, 2, 1, 1);
+  l.faulty("absent-move", Story::kAbsent, {all, all}, 1).exhaustive = !l.relaxed;
+  l.faulty("late-move-once", Story::kLate, {staged(all)}, 1).exhaustive = !l.relaxed;
+  l.faulty("abort-move-once", Story::kAbort, {all}).exhaustive = !l.relaxed;
+  // Of two deadlines one may pass before the wait that counts it begins.
+  l.faulty("absent-lines", Story::kAbsent, {lines, lines}, 2);
+  l.faulty("late-lines-once", Story::kLate, {lines}, 1);
+  l.faulty("abort-lines", Story::kAbort, {lines, lines});
+  l.faulty("abort-lines-reduce", Story::kAbort, {lines_reduce(Pieces::kSame, 2, 1, 1), lines});
+  l.faulty("late-move", Story::kLate, {staged(all), staged(all)}, 2).exhaustive = false;
+  Scenario& windows = l.faulty("late-move-windows", Story::kLate, {staged(move(Pieces::kEach, 8, 1, 2)), staged(all)}, 2);
+  windows.scratch = 32;
+  windows.exhaustive = false;
+  l.faulty("late-lines", Story::kLate, {lines, lines, lines}, 2).exhaustive = false;
+  // More blocks than lines: one that has nothing to wait for may advance the state of a call that another gives up.
+  const Call by_two = lines_move(Pieces::kEach, 2, 2, 1);
+  l.faulty("late-lines-blocks", Story::kLate, {by_two, lines_reduce(Pieces::kSame, 2, 2, 1), lines}, 2).exhaustive = false;
   l.faulty("late-barrier", Story::kLate, {meet, meet}, 2).exhaustive = false;
   l.faulty("late-one-stage", Story::kLate, {staged(one), staged(one)}, 2).exhaustive = false;
   l.faulty("late-two-stage", Story::kLate, {two, two}, 2).exhaustive = false;
@@ -156,10 +272,47 @@ void add_larger(List& l) {
       .early = true;
   l.at_random("domains-3", 3, {barrier(1, t), on_domain(1, staged(two_stage(24, 2, t))), lamport(8, 'f', 1, t),
                                on_domain(1, one_stage(8, 1, t)), one_stage(12, 1, t), barrier(1, t, 1)});
+  const Call moves = move(Pieces::kEach, 14, 2, t), next = move(Pieces::kNext, 8, 2, t), sums = reduce_scatter(8, 1, t);
+  l.at_random("move-4", 4, {moves, staged(move(Pieces::kSame, 14, 2, t)), move(Pieces::kRagged, 7, 2, t), staged(next),
+                            staged(reduce_scatter(13, 2, t)), without(1, without(3, moves))})
+      .scratch = 128;
+  const Call line_sums = lines_reduce(Pieces::kSame, 8, 2, 2), lines = lines_move(Pieces::kEach, 4, 1, t);
+  Scenario& lines_4 = l.at_random("lines-4", 4, {lines_move(Pieces::kEach, 8, 2, 2), line_sums, lines_move(Pieces::kRagged, 4, 1, 3),
+                                                 lines_reduce(Pieces::kEach, 5, 2, 1), lines_move(Pieces::kNext, 7, 2, 2), lines});
+  lines_4.lines = kLastLines - 2;
+  lines_4.old_lines = true;
+  Scenario& early = l.at_random("lines-early-3", 3, {lines_move(Pieces::kRagged, 2, 2, 1), lamport(8, 'f', 1, t), staged(next),
+                                                     in_place(line_sums), lines_move(Pieces::kFromFirst, 6, 1, 2)});
+  early.early = true;
+  early.lines = kLastLines - 1;
+  l.at_random("exchange-domains-3", 3, {lines, on_domain(1, lines), on_domain(1, staged(next)), move(Pieces::kEach, 8, 1, t),
+                                        on_domain(1, line_sums), line_sums});
   Scenario& late = l.at_random("late-3", 3, {lamport(8, 'f', 1, t), staged(two_stage(12, 1, t)), barrier(1, t)});
   late.story = Story::kLate;
   late.watch_polls = true;
   late.expiries = 2;
+  const Call by_two = lines_move(Pieces::kEach, 2, 2, 1);
+  Scenario& late_lines = l.at_random("late-lines-3", 3, {by_two, by_two, in_place(lines_reduce(Pieces::kSame, 2, 2, 1)), by_two});
+  late_lines.story = Story::kLate;
+  late_lines.watch_polls = true;
+  late_lines.expiries = 2;
+  late_lines.lines = kLastLines - 1;
+  // Threads of a block, also ones that stand for no rank, that learn of a fault between others while two ranks exchange.
+  const Call pair = staged(move(Pieces::kEach, 8, 1, 4));
+  Scenario& late_pairs = l.at_random("late-pairs-3", 3, {without(2, pair), without(0, pair)});
+  late_pairs.story = Story::kLate;
+  late_pairs.watch_polls = true;
+  late_pairs.expiries = 1;
+  const Call wide = staged(one_stage(8, 1, 4));
+  Scenario& late_domains = l.at_random("late-domains-3", 3, {wide, on_domain(1, wide)});
+  late_domains.story = Story::kLate;
+  late_domains.watch_polls = true;
+  late_domains.expiries = 1;
+  Scenario& late_moves = l.at_random("late-move-3", 3, {without(2, staged(next)), staged(next), staged(sums), by_two});
+  late_moves.story = Story::kLate;
+  late_moves.watch_polls = true;
+  late_moves.expiries = 2;
+  late_moves.scratch = 96;
 }
 
 }  // namespace
@@ -172,6 +325,8 @@ std::vector<Scenario> scenarios() {
     add_stages(list);
     add_lamport(list);
     add_mixed(list);
+    add_exchange(list);
+    add_lines(list);
     add_three(list);
     add_faults(list);
     add_larger(list);

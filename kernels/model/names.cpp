@@ -60,10 +60,18 @@ std::string name_of(uint64_t at) {
       snprintf(text, sizeof text, "abort word of r%u", rank);
     } else if (in == offsetof(Control, claim)) {
       snprintf(text, sizeof text, "claim of r%u", rank);
+    } else if (in >= offsetof(Control, line_banks)) {
+      const uint64_t at_line = in - offsetof(Control, line_banks);
+      const unsigned slot = unsigned(at_line / kLineSlotBytes);
+      snprintf(text, sizeof text, "bank[d%u][%u][r%u] line %u %s at r%u", slot / (2 * kMaxGpus), slot / kMaxGpus % 2, slot % kMaxGpus,
+               unsigned(at_line % kLineSlotBytes / sizeof(Line)), at_line % sizeof(Line) == 0 ? "low" : "high", rank);
     } else if (in >= offsetof(Control, lines)) {
       counter(in % 16 == 0 ? "line.low" : "line.high", (in - offsetof(Control, lines)) / 16, true);
     } else if (in >= offsetof(Control, line_counter)) {
       counter("line_counter", (in - offsetof(Control, line_counter)) / 4, false);
+    } else if (in >= offsetof(Control, line_state)) {
+      const unsigned word = unsigned(in - offsetof(Control, line_state)) / 4;
+      snprintf(text, sizeof text, "line_state[d%u].%s of r%u", word / 2, word % 2 == 0 ? "count" : "arrival", rank);
     } else if (in >= offsetof(Control, sequence)) {
       snprintf(text, sizeof text, "sequence[d%u] of r%u", unsigned(in - offsetof(Control, sequence)) / 4, rank);
     } else {

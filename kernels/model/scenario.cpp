@@ -18,11 +18,37 @@ const Scenario* now;  // of which everything here speaks
 
 // ---- Calls and what they should give.
 
-uint32_t bytes_of(const Call& c) { return c.count * (c.type == 'b' ? 2 : 4); }
-bool is_reduction(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || c.kind == Kind::kLamport; }
+uint32_t element_bytes(const Call& c) { return c.type == 'b' ? 2 : 4; }
+uint32_t bytes_of(const Call& c) { return c.count * element_bytes(c); }
+bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || c.kind == Kind::kLamport; }
+bool pulls(const Call& c) { return c.kind == Kind::kMove || c.kind == Kind::kReduceScatter; }
+bool goes_by_lines(const Call& c) { return c.kind == Kind::kLinesMove || c.kind == Kind::kLinesReduce; }
+bool is_exchange(const Call& c) { return pulls(c) || goes_by_lines(c); }
+bool reduces(const Call& c) { return is_all_reduce(c) || c.kind == Kind::kReduceScatter || c.kind == Kind::kLinesReduce; }
 
 // Whether peers read the input where it lies.
-bool is_readable(const Call& c) { return c.kind != Kind::kLamport && !c.staged && !(c.kind == Kind::kOneStage && c.in_place); }
+bool is_readable(const Call& c) {
+  if (is_exchange(c)) return pulls(c) && !c.staged && !(c.in_place && reduces(c));
+  return is_all_reduce(c) && c.kind != Kind::kLamport && !c.staged && !(c.kind == Kind::kOneStage && c.in_place);
+}
+
+// Elements that a rank has for another in an exchange.
+uint32_t piece_count(const Call& c, uint32_t from, uint32_t to) {
+  if (((c.without >> from | c.without >> to) & 1) != 0) return 0;
+  switch (c.pieces) {
+    case Pieces::kEach:
+    case Pieces::kSame: return c.count;
+    case Pieces::kRagged: return c.count * ((from + 2 * to + c.count) % 3);
+    case Pieces::kFromFirst: return from == 0 && to != 0 ? c.count : 0;
+    case Pieces::kToFirst: return to == 0 ? c.count : 0;
+    case Pieces::kNext: return to == from + 1 ? c.count : 0;
+  }
+  return 0;
+}
+
+uint32_t blocks_between(const Call& c, uint32_t a, uint32_t b) {
+  return c.pieces == Pieces::kNext && a != 0 && b != 0 ? 1 : c.blocks;
+}
 
 uint32_t bits_of(float f) {
   uint32_t bits;
@@ -46,10 +72,15 @@ uint32_t input_bits(const Call& c, uint32_t call, uint32_t round, uint32_t rank,
   return zero ? 0x80000000u : bits_of(float(1 + round * 100 + call * 16 + rank * 5 + i) / 7.0f);
 }
 
-uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t i) {
+// Likewise, of the piece for one rank.
+uint32_t piece_bits(const Call& c, uint32_t call, uint32_t round, uint32_t from, uint32_t to, uint32_t i) {
+  return input_bits(c, call, round, from, is_exchange(c) && c.pieces != Pieces::kSame ? to * 37 + i : i);
+}
+
+uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uint32_t i) {
   float sum = 0;
   for (uint32_t r = 0; r < now->world; r++) {
-    const uint32_t bits = input_bits(c, call, round, r, i);
+    const uint32_t bits = piece_bits(c, call, round, r, to, i);
     sum += float_of(c.type == 'b' ? bits << 16 : bits);
   }
   return c.type == 'b' ? to_bf16(sum) : bits_of(sum);
@@ -58,13 +89,67 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t i) {
 // ---- Memory.
 
 constexpr uint32_t kRoom = 256;  // bytes of a buffer, of which a call uses the first
+constexpr uint32_t kPieceRoom = 64;  // in it, of what is for one rank, or from one
 
 uint64_t input_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4) + now->shift; }
 uint64_t output_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4 + 1) + now->shift; }
 uint64_t found_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4 + 2); }  // a probe's mismatches
 
+// A part of an input, for a rank, or of an output, from one.
+struct Part {
+  uint64_t at;
+  uint32_t count, peer;
+};
+struct Parts {  // of no heap, since fibres are copied
+  Part part[kMaxGpus];
+  uint32_t count = 0;
+
+  void add(uint64_t at, uint32_t elements, uint32_t peer) {
+    if (elements != 0) part[count++] = Part{at, elements, peer};
+  }
+  const Part* begin() const { return part; }
+  const Part* end() const { return part + count; }
+};
+
+uint64_t piece_at(const Call& c, uint32_t rank, uint32_t to) {
+  return input_at(rank, c.domain) + (c.pieces == Pieces::kSame ? 0 : to * kPieceRoom);
+}
+uint64_t result_at(const Call& c, uint32_t rank, uint32_t from) {
+  if (c.in_place && reduces(c)) return is_exchange(c) ? piece_at(c, rank, rank) : input_at(rank, c.domain);
+  return output_at(rank, c.domain) + (reduces(c) ? 0 : from * kPieceRoom);
+}
+
+Parts inputs_of(const Call& c, uint32_t rank) {
+  Parts parts;
+  if (is_all_reduce(c)) parts.add(input_at(rank, c.domain), c.count, 0);
+  if (!is_exchange(c)) return parts;
+  for (uint32_t to = 0; to < now->world; to++) {
+    if (c.pieces == Pieces::kSame && to != 0) break;
+    parts.add(piece_at(c, rank, to), piece_count(c, rank, to), to);
+  }
+  return parts;
+}
+
+Parts outputs_of(const Call& c, uint32_t rank) {
+  Parts parts;
+  if (is_all_reduce(c)) parts.add(result_at(c, rank, 0), c.count, 0);
+  if (!is_exchange(c)) return parts;
+  for (uint32_t from = 0; from < now->world; from++) {
+    if (reduces(c) && from != 0) break;
+    parts.add(result_at(c, rank, from), piece_count(c, from, rank), from);
+  }
+  return parts;
+}
+
 uint64_t initial(uint64_t at, uint32_t bytes) {
   const uint64_t offset = at - base_of(rank_of(at));
+  const uint64_t states = kControlOffset + offsetof(Control, line_state), banks = kControlOffset + offsetof(Control, line_banks);
+  if (offset >= states && offset < states + sizeof(Control::line_state)) return offset % sizeof(LineState) == 0 ? now->lines : 0;
+  if (offset >= banks && offset < kControlOffset + sizeof(Control)) {
+    if (!now->old_lines) return 0;
+    const bool odd = (offset - banks) / (kMaxGpus * kLineSlotBytes) % 2 != 0;
+    return (odd ? uint64_t(1) : uint64_t(2)) << 32 | 0x0ddba11;
+  }
   const uint64_t lines = kControlOffset + offsetof(Control, line_counter);
   if (offset < offsetof(Signal, lamport_state) || (offset >= lines && offset < kControlOffset + sizeof(Control))) {
     return bytes == 8 ? uint64_t(now->counters) << 32 | now->counters : now->counters;
@@ -97,7 +182,6 @@ void feed(const void* given) {
   memcpy(&p, given, sizeof p);
   wait_for_earlier();
   if (p.early != 0) allow_next();
-  const uint64_t input = input_at(p.rank, p.domain), output = output_at(p.rank, p.domain);
   const auto bits_at = [](uint64_t at, char type) {
     uint32_t bits = 0;
     load(reinterpret_cast<const void*>(at), &bits, type == 'b' ? 2 : 4);
@@ -108,26 +192,35 @@ void feed(const void* given) {
   for (uint32_t c = 0; c < p.call; c++) {
     if (now->calls[c].domain == p.domain) before = int(c);
   }
+  const Parts outputs = before < 0 ? Parts() : outputs_of(now->calls[before], p.rank);
   // Results of a call that reported a fault, and of those behind it, are unspecified; and peers may still read its input, if they
   // read any.
   const bool faulty = peek(host_control_of(p.rank) + offsetof(HostControl, status), 4) != 0 ||
                       peek(host_control_of(p.rank) + offsetof(HostControl, leaving), 4) != 0;
   bool read_by_peers = false;
-  for (const Call& c : now->calls) read_by_peers |= is_reduction(c) && is_readable(c);
+  for (const Call& c : now->calls) read_by_peers |= is_readable(c);
+  if (faulty && now->story == Story::kMismatch && (p.rank == 0 || p.rank == now->world - 1)) {
+    for (const Part& part : outputs) {
+      if (bits_at(part.at, 'f') != 0xfefefefeu) fail("%s was written by a call that no peer makes", name_of(part.at).c_str());
+    }
+  }
   if (faulty && read_by_peers) return;
-  if (before >= 0 && is_reduction(now->calls[before]) && !faulty) {
+  for (const Part& part : outputs) {
+    if (faulty) break;
     const Call& c = now->calls[before];
-    const uint64_t result = c.in_place ? input : output;
-    for (uint32_t i = 0; i < c.count; i++) {
-      const uint64_t at = result + i * (c.type == 'b' ? 2 : 4);
-      const uint32_t found = bits_at(at, c.type), expected = sum_bits(c, uint32_t(before), p.round, i);
+    const uint32_t size = element_bytes(c);
+    for (uint32_t i = 0; i < part.count; i++) {
+      const uint64_t at = part.at + i * size;
+      const uint32_t found = bits_at(at, c.type);
+      const uint32_t expected = reduces(c) ? sum_bits(c, uint32_t(before), p.round, p.rank, i)
+                                           : piece_bits(c, uint32_t(before), p.round, part.peer, p.rank, i);
       if (found != expected) {
         fail("wrong result: %s is %#x behind call %d, and should be %#x", name_of(at).c_str(), found, before, expected);
       }
     }
-    for (uint32_t at = bytes_of(c); at < bytes_of(c) + 8; at += 4) {
-      if (bits_at(result + at, 'f') == 0xfefefefeu) continue;
-      fail("%s was overwritten behind the end of call %d's output", name_of(result + at).c_str(), before);
+    for (uint32_t at = part.count * size; at < part.count * size + 8; at += 4) {
+      if (bits_at(part.at + at, 'f') == 0xfefefefeu) continue;
+      fail("%s was overwritten behind the end of call %d's output", name_of(part.at + at).c_str(), before);
     }
   }
   if (before >= 0 && now->calls[before].kind == Kind::kProbe && !faulty) {
@@ -135,23 +228,25 @@ void feed(const void* given) {
       if (bits_at(found_at(p.rank, p.domain) + b * 4, 'f') != 0) fail("block %u of rank %u found a wrong token", b, p.rank);
     }
   }
-  if (p.call == now->calls.size()) {
-    if (before >= 0) put(input, 0xfdfdfdfdu, 'f');
-    return;
+  if (before >= 0) {
+    for (const Part& part : inputs_of(now->calls[before], p.rank)) put(part.at, 0xfdfdfdfdu, 'f');
   }
+  if (p.call == now->calls.size()) return;
   const Call& next = now->calls[p.call];
-  if (!is_reduction(next)) {
-    put(input, 0xfdfdfdfdu, 'f');
-    return;
+  const uint32_t size = element_bytes(next);
+  const auto put_end = [&](const Part& part) {
+    for (uint32_t b = 0; b < 8; b += 4) put(part.at + part.count * size + b, 0xfefefefeu, 'f');
+  };
+  for (const Part& part : inputs_of(next, p.rank)) {
+    for (uint32_t i = 0; i < part.count; i++) {
+      put(part.at + i * size, piece_bits(next, p.call, p.round, p.rank, part.peer, i), next.type);
+    }
+    put_end(part);
   }
-  for (uint32_t i = 0; i < next.count; i++) {
-    put(input + i * (next.type == 'b' ? 2 : 4), input_bits(next, p.call, p.round, p.rank, i), next.type);
-  }
-  for (const uint64_t at : {input, output}) {
-    for (uint32_t b = bytes_of(next); b < bytes_of(next) + 8; b += 4) put(at + b, 0xfefefefeu, 'f');
-  }
-  if (!next.in_place) {
-    for (uint32_t b = 0; b < bytes_of(next); b += 2) put(output + b, 0xfefe, 'b');
+  for (const Part& part : outputs_of(next, p.rank)) {
+    if (next.in_place) continue;
+    for (uint32_t b = 0; b < part.count * size; b += 2) put(part.at + b, 0xfefe, 'b');
+    put_end(part);
   }
 }
 
@@ -201,11 +296,42 @@ uint32_t grid_of(const Call& c, uint32_t rank) {
 #endif
 }
 
+// As signal_core::comm::exchange does.
+ExchangeParams exchange_params(const Call& c, uint32_t rank, const GroupParams& group) {
+  ExchangeParams p{};
+  p.group = group;
+  for (uint32_t r = 0; r < now->world; r++) {
+    p.source[r] = piece_at(c, rank, r);
+    p.send_bytes[r] = piece_count(c, rank, r) * element_bytes(c);
+    p.target[r] = result_at(c, rank, r);
+    p.receive_bytes[r] = piece_count(c, r, rank) * element_bytes(c);
+    p.blocks[r] = blocks_between(c, rank, r);
+    const bool other = now->story == Story::kMismatch && rank == now->world - 1 && r == 0;
+    p.seal[r] = other ? 6 : 5;
+  }
+  const bool same = c.pieces == Pieces::kSame;
+  p.window_bytes = group.scratch_bytes / (same ? 1 : now->world) / kPackBytes * kPackBytes;
+  p.slot_bytes = goes_by_lines(c) ? kLineSlotBytes : same ? 0 : p.window_bytes;
+  p.banks = kControlOffset + offsetof(Control, line_banks) + c.domain * 2 * kMaxGpus * kLineSlotBytes;
+  if (pulls(c) && !is_readable(c)) p.group.flags |= kFlagStaged;
+  p.operation = c.kind == Kind::kReduceScatter ? kOpReduceScatter : c.kind == Kind::kLinesReduce ? kOpAllReduceLines : kOpAllToAll;
+  p.op = kReduceSum;
+  p.dtype = c.type == 'b' ? kDtypeBf16 : kDtypeF32;
+  return p;
+}
+
 void launch_call(uint32_t rank, uint32_t number) {
   const Call& c = now->calls[number];
   const GroupParams group = group_params(rank, c.domain);
   const uint32_t stream = stream_of(rank, c.domain);
-  const uint32_t grid = grid_of(c, rank);
+  uint32_t grid = grid_of(c, rank);
+  if (is_exchange(c)) {
+    grid = 1;
+    for (uint32_t r = 0; r < now->world; r++) {
+      const bool partner = piece_count(c, rank, r) != 0 || piece_count(c, r, rank) != 0 || goes_by_lines(c);
+      if (partner && blocks_between(c, rank, r) > grid) grid = blocks_between(c, rank, r);
+    }
+  }
   char name[24];
   const auto start = [&](const char* kernel, const void* params, uint32_t bytes) {
     snprintf(name, sizeof name, "call%u", number);
@@ -227,6 +353,18 @@ void launch_call(uint32_t rank, uint32_t number) {
       for (auto& words : p.description) words[0] = 1, words[1] = other ? 3 : 2;
       p.partners = (1u << now->world) - 1;
       return start("check", &p, sizeof p);
+    }
+    case Kind::kMove:
+    case Kind::kReduceScatter:
+    case Kind::kLinesMove:
+    case Kind::kLinesReduce: {
+      if ((c.without >> rank & 1) != 0) return;
+      const ExchangeParams p = exchange_params(c, rank, group);
+      const char* kernel = c.type == 'b' ? "reduce_scatter_bf16" : "reduce_scatter_f32";
+      if (c.kind == Kind::kMove) kernel = "move";
+      if (c.kind == Kind::kLinesMove) kernel = "lines_move";
+      if (c.kind == Kind::kLinesReduce) kernel = "lines_reduce";
+      return start(kernel, &p, sizeof p);
     }
     default: break;
   }
@@ -291,7 +429,10 @@ uint32_t status_of(uint32_t rank) {
 void check_state(uint32_t rank, uint32_t status) {
   if (status != kRunning) fail("rank %u reports status %u behind calls without a fault", rank, status);
   uint32_t flag = now->flag, left = 0;
+  uint32_t counts[kNumBarrierDomains];
+  for (uint32_t& count : counts) count = now->lines;
   for (const Call& c : now->calls) {
+    if (goes_by_lines(c)) counts[c.domain] = counts[c.domain] == 0xfffffffdu ? 0 : counts[c.domain] + 1;
     if (c.kind != Kind::kLamport || c.count == 0) continue;
     flag = flag + 1 == 0xffffffffu ? 0 : flag + 1;
     left = (bytes_of(c) + kPackBytes - 1) / kPackBytes;
@@ -307,6 +448,32 @@ void check_state(uint32_t rank, uint32_t status) {
     if (found == expected[w]) continue;
     fail("%s is %#x behind all calls, and should be %#x", name_of(state + w * 4).c_str(), found, expected[w]);
   }
+  for (uint32_t d = 0; d < domains(); d++) {
+    const uint64_t of_lines = base_of(rank) + kControlOffset + offsetof(Control, line_state) + d * sizeof(LineState);
+    for (uint32_t w = 0; w < 2; w++) {
+      const uint32_t found = uint32_t(peek(of_lines + w * 4, 4)), wanted = w == 0 ? counts[d] : 0;
+      if (found != wanted) fail("%s is %#x behind all calls, and should be %#x", name_of(of_lines + w * 4).c_str(), found, wanted);
+    }
+  }
+}
+
+// Behind a call of which the last rank makes another one than the first: both know, unless one has told the other before that could
+// look; and who agrees with both must have been told.
+void check_mismatch(uint32_t rank) {
+  const uint32_t last = now->world - 1, status = status_of(rank);
+  const bool exchange = is_exchange(now->calls[0]), other = rank == 0 || rank == last || !exchange;
+  const uint32_t missing = uint32_t(peek(host_control_of(rank) + offsetof(HostControl, record), 8) >> 40) & 0xff;
+  if (status == kMismatch && other) {
+    const uint32_t expected = rank == last ? 1u : 1u << last;
+    if (missing != expected) fail("rank %u names ranks %#x as making another call", rank, missing);
+  } else if (!exchange || status != kWoken) {
+    fail("rank %u has not noticed that a peer makes another call: status %u", rank, status);
+  } else if (missing != 1 && missing != 1u << last) {
+    fail("rank %u was woken because of ranks %#x", rank, missing);
+  }
+  if (!exchange) return;
+  meet();
+  if (status_of(0) != kMismatch && status_of(last) != kMismatch) fail("nobody reports that the calls differ");
 }
 
 // As in signal_core::comm::recover: until no kernel of the group runs, then a meeting, the memory's first state, a meeting.
@@ -355,11 +522,7 @@ void host(uint32_t rank) {
     case Story::kMismatch: {
       launch_all(rank, 0);
       wait_for(own_streams(rank));
-      if (status_of(rank) != kMismatch) fail("rank %u has not noticed that a peer makes another call", rank);
-      const uint64_t word = peek(host_control_of(rank) + offsetof(HostControl, record), 8);
-      const uint32_t missing = uint32_t(word >> 40) & 0xff, expected = last ? 1u : 1u << (now->world - 1);
-      if (missing != expected) fail("rank %u names ranks %#x as making another call", rank, missing);
-      return;
+      return check_mismatch(rank);
     }
   }
   launch_all(rank, 1);

@@ -8,7 +8,21 @@
 
 namespace model {
 
-enum class Kind : uint8_t { kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport };
+enum class Kind : uint8_t {
+  kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport,
+  kMove, kReduceScatter,    // by pulling
+  kLinesMove, kLinesReduce,
+};
+
+// Of an exchange: for whom each rank has a piece. `count` elements, unless it says otherwise.
+enum class Pieces : uint8_t {
+  kEach,       // for every rank
+  kSame,       // the same for every rank
+  kRagged,     // of sizes that differ, and none one way between two ranks
+  kFromFirst,  // the first rank, for all others
+  kToFirst,    // every rank, for the first one
+  kNext,       // every rank but the last, for the one behind it: the first pair by all blocks, the others by one
+};
 
 struct Call {
   Kind kind;
@@ -19,6 +33,8 @@ struct Call {
   uint32_t domain;
   uint32_t blocks;
   uint32_t threads;
+  Pieces pieces = Pieces::kEach;
+  uint32_t without = 0;  // ranks that have no part in it, as bits: they make no call
 };
 
 enum class Story : uint8_t {
@@ -27,7 +43,7 @@ enum class Story : uint8_t {
   kAbsent,   // the last rank makes no call, its peers' deadlines pass; all recover, and make the calls again
   kLate,     // deadlines may pass at any wait; likewise
   kAbort,    // the first rank's host asks for an abort; likewise
-  kMismatch, // in checked mode the last rank makes another call
+  kMismatch, // the last rank makes another call: in checked mode, or of an exchange as far as the first rank can tell
 };
 
 struct Scenario {
@@ -41,6 +57,8 @@ struct Scenario {
   uint32_t shift = 0;     // bytes by which the buffers are misaligned
   uint32_t counters = 0;  // first values
   uint32_t flag = 0;
+  uint32_t lines = 0;     // calls by lines before
+  bool old_lines = false;  // the banks hold what looks like a line of the first calls behind the wrap
   uint32_t scratch = 512;  // bytes, of a domain
   uint32_t expiries = 0;
   uint32_t atoms = 4;

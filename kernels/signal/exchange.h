@@ -47,7 +47,9 @@ struct PiecePlace {
   SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
   SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
     if ((data & kNobody) != 0) return data;
+#ifndef SIGNAL_MUTANT_SEAL_NOT_COMPARED
     if ((data >> kSealAt & ((1u << kSealBits) - 1)) != p.seal[peer]) return kNobody | kOther;
+#endif
     const uint64_t at = data & ((uint64_t(1) << kSealAt) - 1);
     return is_staged(data) ? p.group.base[peer] + p.group.scratch_offset + at : at;
   }

@@ -22,7 +22,11 @@ constexpr uint32_t kBanks = 1;
 #else
 constexpr uint32_t kBanks = 2;
 #endif
+#ifdef SIGNAL_MUTANT_LINES_COUNT_WRAPS_LATE
+constexpr uint32_t kLastCount = 0xfffffffeu;
+#else
 constexpr uint32_t kLastCount = 0xfffffffdu;  // of an even number, so that the banks keep taking turns
+#endif
 
 SIGNAL_DEVICE uint32_t next_count(uint32_t count) { return count == kLastCount ? 0 : count + 1; }
 
@@ -45,13 +49,19 @@ struct LineCall {
     count = before;
     epoch = before + 1;
     // Around the wrap one block does all: it must have cleared the other bank before any of its lines leaves.
+#ifdef SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS
+    const bool alone = false;
+#else
     const bool alone = wraps();
+#endif
     step = (alone ? 1 : platform::grid_dim()) * platform::block_dim();
     first = platform::block_id() * platform::block_dim() + platform::thread_id();
   }
 
-#ifdef SIGNAL_MUTANT_LINES_NEVER_CLEARED
+#if defined(SIGNAL_MUTANT_LINES_NEVER_CLEARED)
   SIGNAL_DEVICE bool wraps() const { return false; }
+#elif defined(SIGNAL_MUTANT_LINES_CLEARED_ONCE)
+  SIGNAL_DEVICE bool wraps() const { return count == 0; }
 #else
   SIGNAL_DEVICE bool wraps() const { return count == 0 || count == kLastCount; }
 #endif
@@ -64,7 +74,11 @@ struct LineCall {
   SIGNAL_DEVICE void send(uint32_t to, uint32_t number, uint64_t data) const {
     // Relaxed: all that the reader acts on is in the line. Released around the wrap: pairs with `acquire` in `accept`, so that what
     // the peer writes behind it comes after what this call cleared.
+#ifdef SIGNAL_MUTANT_LINES_WRAP_RELAXED
+    LineWord::send(line(to, p.group.rank, number), epoch, data, false);
+#else
     LineWord::send(line(to, p.group.rank, number), epoch, data, wraps());
+#endif
   }
 
   SIGNAL_DEVICE LineWord look(uint32_t sender, uint32_t number) const {
@@ -78,7 +92,11 @@ struct LineCall {
 };
 
 // Lines that a piece takes: at least one, which is a token where there is no data.
+#ifdef SIGNAL_MUTANT_LINES_WITHOUT_TOKENS
+SIGNAL_DEVICE uint32_t lines_of(uint64_t bytes) { return uint32_t((bytes + (kLineBytes - 1)) / kLineBytes); }
+#else
 SIGNAL_DEVICE uint32_t lines_of(uint64_t bytes) { return bytes == 0 ? 1 : uint32_t((bytes + (kLineBytes - 1)) / kLineBytes); }
+#endif
 
 // Bytes of a piece that line `number` holds.
 SIGNAL_DEVICE uint32_t bytes_in_line(uint64_t bytes, uint32_t number) {
@@ -141,7 +159,12 @@ SIGNAL_DEVICE void for_each_number(const LineCall& call, const uint64_t (&bytes)
 
 // What a block's first thread does with the state, once all blocks have read it: its block was the last to say so.
 SIGNAL_DEVICE void leave_lines(const LineCall& call, uint32_t count) {
-  if (platform::thread_id() != 0 || call.arrived != platform::grid_dim() - 1) return;
+#ifdef SIGNAL_MUTANT_LINES_ADVANCE_AT_ONCE
+  const uint32_t last = 0;
+#else
+  const uint32_t last = platform::grid_dim() - 1;
+#endif
+  if (platform::thread_id() != 0 || call.arrived != last) return;
   LineState* const state = reinterpret_cast<LineState*>(call.state_at());
   platform::store_relaxed(&state->arrival, 0u);
   platform::store_relaxed(&state->count, count);
@@ -150,15 +173,27 @@ SIGNAL_DEVICE void leave_lines(const LineCall& call, uint32_t count) {
 // A call that leaves its state as it was would write the same bank again in the next one: so a thread that gives up leaves kNoCount
 // instead, with which no call sends anything.
 SIGNAL_DEVICE void give_up_lines(const LineCall& call) {
+#ifdef SIGNAL_MUTANT_LINES_GIVE_UP_AS_IS
+  leave_lines(call, call.count);
+#else
   leave_lines(call, kNoCount);
+#endif
   platform::end_thread();
 }
 
-// The wait for a line that did not come at once. True when it came; else the fault has been reported and the thread ends, where the
-// platform lets it.
-SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t number) {
+// The wait for a line that did not come at once. True when `found` has it; else the fault has been reported and the thread ends, where
+// the platform lets it. Nobody may look again: the peer may have given up the next call, for want of this rank, and write the bank in
+// the one behind it, if another of its blocks advanced its state.
+SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t number, LineWord& found) {
   const Member m(call.p.group, call.p.operation);
-  if (wait_until(m, [&] { return call.look(peer, number).is(call.epoch); })) return true;
+  const bool came = wait_until(m, [&] {
+    found = call.look(peer, number);
+    return found.is(call.epoch);
+  });
+#ifdef SIGNAL_MUTANT_LINE_LOOKED_AT_AGAIN
+  found = call.look(peer, number);
+#endif
+  if (came) return true;
   // Of the other ranks the line is looked at that each must have sent.
   report_fault(m, kPhaseExchange, 1u << peer, [&](uint32_t r) {
     return Seen{call.epoch, call.look(r, 0).is(call.epoch) ? call.epoch : call.epoch - 1};
@@ -236,10 +271,7 @@ SIGNAL_DEVICE bool receive_line(const LineCall& call, uint32_t peer, uint32_t nu
     if (found.is(call.epoch)) break;
     platform::relax();
   }
-  if (!found.is(call.epoch)) {
-    if (!wait_for_line(call, peer, number)) return false;
-    found = call.look(peer, number);
-  }
+  if (!found.is(call.epoch) && !wait_for_line(call, peer, number, found)) return false;
   call.accept(peer, number);
   data = found.data();
   return true;
@@ -297,7 +329,11 @@ SIGNAL_COLD bool reduce_line(const LineCall& call, uint32_t number) {
 // Keeps the reduction of the pieces that are for this rank, which all ranks have, of one size.
 SIGNAL_DEVICE void lines_reduce(const ExchangeParams& p) {
   LineCall call(p);
+#ifdef SIGNAL_MUTANT_LINES_SENT_PIECE_BY_PIECE
+  if (!send_lines<false>(call, [] {})) return;
+#else
   if (!send_lines<true>(call, [] {})) return;
+#endif
   const uint64_t bytes = p.receive_bytes[p.group.rank];
   bool alive = true;
   if (bytes != 0 && call.first < call.step) {

@@ -12,12 +12,17 @@ SIGNAL_DEVICE bool is_staged(const GroupParams& g) { return (g.flags & kFlagStag
 
 // Whether to copy the input to the scratch. Not once a fault is known: a call that gave up waiting for a peer left the scratch to
 // it, and a peer that is merely slow reads it yet, and would take what is staged now for that call's. Every thread of the block
-// asks, since only the first ones have read the abort word.
-SIGNAL_DEVICE bool may_stage(const Member& m) {
-#ifdef SIGNAL_MUTANT_STAGES_AFTER_A_FAULT
+// asks, since only the first ones have read the abort word; and all of them know of it then, or one that read the word sooner would
+// publish what was not staged.
+SIGNAL_DEVICE bool may_stage(Member& m) {
+#if defined(SIGNAL_MUTANT_STAGES_AFTER_A_FAULT)
   return is_staged(m.group);
-#else
+#elif defined(SIGNAL_MUTANT_PUBLISHES_UNSTAGED)
   return is_staged(m.group) && !platform::block_any(m.abort != 0);
+#else
+  if (!is_staged(m.group)) return false;
+  if (platform::block_any(m.abort != 0)) m.abort = kAbortRaised;
+  return m.abort == 0;
 #endif
 }
 

@@ -57,7 +57,7 @@ struct Member {
   const GroupParams& group;
   uint32_t operation;
   // Of the first kMaxGpus threads, once they have been read:
-  uint64_t abort = 0;     // the abort word when the kernel began
+  uint64_t abort = 0;     // the abort word when the kernel began; of a block that stages, not 0 on all threads if it is on one
   uint32_t sequence = 0;  // calls begun: read before this one was counted, if the reader is who counts it
 
   SIGNAL_DEVICE Member(const GroupParams& params, uint32_t op) : group(params), operation(op) {}
@@ -171,7 +171,9 @@ SIGNAL_COLD void report_other(const GroupParams& g, uint32_t operation, uint32_t
   const uint64_t word = raised_word(g, other, platform::load_relaxed(m.sequence_word()));
   publish_fault(m, kPhaseStart, word, kMismatch);
   platform::store_relaxed(m.abort_word(), word);
+#ifndef SIGNAL_MUTANT_MISMATCH_NOT_TOLD
   tell_peers(g, m, word);
+#endif
 }
 
 // Why a block leaves: written for the host once a rank, by whichever thread claims it first; then raised at this rank, so
