@@ -77,12 +77,14 @@ const TABLE: &[Row] = {
         row((Nvidia, SHARED, 2), 64 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, SHARED, 2), usize::MAX, OneStage, (256, 1, 128)),
-        // NVIDIA, two ranks over NVLink: swept on two H200s, 2026-11-29 (benches/results).
+        // NVIDIA, two ranks over NVLink: swept on two H200s, 2026-11-29 and 30 (benches/results).
         row((Nvidia, NVLINK, 2), 4 << 10, Lamport, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 128 << 10, Lamport, (64, 1, 128)),
         row((Nvidia, NVLINK, 2), 256 << 10, Lamport, (128, 1, 128)),
         row((Nvidia, NVLINK, 2), 512 << 10, Lamport, (256, 1, 128)),
         row((Nvidia, NVLINK, 2), 4 << 20, Lamport, (512, 1, 128)),
+        // Of more blocks a kernel is not launched early, which a long one has no need of.
+        row((Nvidia, NVLINK, 2), 32 << 20, TwoShot, (512, 1, 256)),
         row((Nvidia, NVLINK, 2), usize::MAX, TwoShot, (512, 1, 128)),
         row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
