@@ -33,7 +33,7 @@ SIGNAL_COLD void report_mismatch(const CheckParams& p, uint32_t peer, uint64_t f
     platform::store_relaxed(&record.expected[i], uint32_t(own[i / 2] >> (i % 2 * 32)));
     platform::store_relaxed(&record.seen[i], uint32_t(theirs[i / 2] >> (i % 2 * 32)));
   }
-  const uint64_t word = raised_word(g, 1u << peer, platform::load_relaxed(m.sequence_word()));
+  const uint64_t word = kAbortMismatch | raised_word(g, 1u << peer, platform::load_relaxed(m.sequence_word()));
   publish_fault(m, kPhaseStart, word, kMismatch);
   platform::store_relaxed(m.abort_word(), word);
 }

@@ -168,7 +168,7 @@ SIGNAL_COLD void report_other(const GroupParams& g, uint32_t operation, uint32_t
     platform::store_relaxed(&record.expected[i], 0u);
     platform::store_relaxed(&record.seen[i], 0u);
   }
-  const uint64_t word = raised_word(g, other, platform::load_relaxed(m.sequence_word()));
+  const uint64_t word = kAbortMismatch | raised_word(g, other, platform::load_relaxed(m.sequence_word()));
   publish_fault(m, kPhaseStart, word, kMismatch);
   platform::store_relaxed(m.abort_word(), word);
 #ifndef SIGNAL_MUTANT_MISMATCH_NOT_TOLD

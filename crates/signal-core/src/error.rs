@@ -36,7 +36,7 @@ pub enum Error {
     /// what they pull from each other, but for one such disagreement in 2,048. All-reduces, and calls by lines, do not notice.
     #[error("rank {rank} calls {ours}, but rank {other} calls {theirs}")]
     RankMismatch {
-        /// This rank.
+        /// This rank; or one that found out about another one, where this rank agrees with both or is in another call.
         rank: usize,
         /// What it called.
         ours: String,

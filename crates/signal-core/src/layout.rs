@@ -256,6 +256,8 @@ pub struct AbortWord(pub u64);
 impl AbortWord {
     /// Set in every raised word.
     pub const RAISED: u64 = 1 << 63;
+    /// Set, with the ranks that make another call than the reporter as the missing ones, if nobody is late.
+    pub const MISMATCH: u64 = 1 << 62;
 
     /// The rank that raised it.
     pub fn reporter(self) -> usize {

@@ -100,7 +100,7 @@ impl<B: Backend> HostBlock<B> {
         }
         let abort = AbortWord(record.abort);
         if found == FaultStatus::Mismatch as u32 {
-            let other = abort.missing().trailing_zeros() as usize;
+            let other = ranks_of(abort.missing()).first().copied().unwrap_or(rank);
             let both = [record.expected, record.seen];
             let [ours, theirs] = if both == [[0; MAX_GPUS]; 2] {
                 // By the seal of a piece, which tells no more.
@@ -110,6 +110,23 @@ impl<B: Backend> HostBlock<B> {
                 both.map(|words| Description::from_words(words).to_string())
             };
             return Ok(Some(Error::RankMismatch { rank, ours, other, theirs }));
+        }
+        if record.abort & AbortWord::MISMATCH != 0 {
+            // Another rank found it first, and this one was told before it had looked.
+            let reporter = abort.reporter();
+            let differ = ranks_of(abort.missing());
+            let (rank, other) = if differ.contains(&rank) {
+                (rank, reporter)
+            } else {
+                (reporter, differ.first().copied().unwrap_or(rank))
+            };
+            let ours = format!("{} of some sizes", Operation::name_of(record.operation));
+            return Ok(Some(Error::RankMismatch {
+                rank,
+                ours,
+                other,
+                theirs: "something else, or with other sizes".to_owned(),
+            }));
         }
         if record.missing == 0 {
             return Ok(Some(Error::Aborted { rank, by: abort.reporter() }));
