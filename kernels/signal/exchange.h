@@ -66,14 +66,12 @@ SIGNAL_DEVICE void stage_pieces(const ExchangeParams& p, Partners partners, uint
   }
 }
 
+using PieceBarriers = Barriers<LineBarrier, Partners>;
+
 // Runs through the windows, as many as the pieces of the partners take, and `least` bytes; `consume(shared, partners, start)` takes
-// what the partners have published of one.
+// what the partners have published of one. `turn` is that of the first barrier.
 template <class Consume>
-SIGNAL_DEVICE void exchange(const ExchangeParams& p, uint64_t least, Consume consume) {
-  SIGNAL_SHARED(BlockShared, shared);
-  Member m(p.group, p.operation);
-  Barriers<LineBarrier, Partners> barriers(m, shared);
-  begin(m, barriers);
+SIGNAL_DEVICE void exchange_windows(const ExchangeParams& p, Member& m, PieceBarriers& barriers, Turn turn, uint64_t least, Consume consume) {
   uint64_t start = 0;
   Partners next = partners_in(p, start);
   for (bool last = false; !last; start += p.window_bytes) {
@@ -82,26 +80,85 @@ SIGNAL_DEVICE void exchange(const ExchangeParams& p, uint64_t least, Consume con
     last = next.mask == 0 && least <= start + p.window_bytes;
     barriers.who = partners;
     if (may_stage(m)) stage_pieces(p, partners, start);
-    barriers.publish(PiecePlace{p, start}, is_staged(p.group), start == 0 ? Turn::kFirst : Turn::kBetween);
+    barriers.publish(PiecePlace{p, start}, is_staged(p.group), start == 0 ? turn : Turn::kBetween);
     if (!barriers.complete()) break;
-    consume(shared, partners, start);
+    consume(barriers.shared, partners, start);
     if (!exit_barrier(barriers, last ? Turn::kLast : Turn::kBetween)) break;
   }
 }
 
+template <class Consume>
+SIGNAL_DEVICE void exchange(const ExchangeParams& p, uint64_t least, Consume consume) {
+  SIGNAL_SHARED(BlockShared, shared);
+  Member m(p.group, p.operation);
+  PieceBarriers barriers(m, shared);
+  begin(m, barriers);
+  exchange_windows(p, m, barriers, Turn::kFirst, least, consume);
+}
+
+// Keeps what is for this rank in one window.
+SIGNAL_DEVICE void keep_pieces(const ExchangeParams& p, const BlockShared& shared, Partners partners, uint64_t start) {
+  const uint32_t rank = p.group.rank;
+  SIGNAL_NO_UNROLL
+  for (uint32_t k = 1; k < p.group.world; k++) {
+    const uint32_t from = rank_after(p.group, k);
+    if (!partners.has(from)) continue;
+    copy<From::kPeer>(shared.source[from], p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
+  }
+  if (start != 0 || p.source[rank] == p.target[rank]) return;
+  // This rank's own piece, which no window divides: nobody else reads it.
+  copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
+}
+
 // Keeps every piece that is for this rank.
 SIGNAL_DEVICE void move_data(const ExchangeParams& p) {
-  exchange(p, 0, [&](const BlockShared& shared, Partners partners, uint64_t start) SIGNAL_INLINE {
-    const uint32_t rank = p.group.rank;
-    SIGNAL_NO_UNROLL
-    for (uint32_t k = 1; k < p.group.world; k++) {
-      const uint32_t from = rank_after(p.group, k);
-      if (!partners.has(from)) continue;
-      copy<From::kPeer>(shared.source[from], p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
+  exchange(p, 0, [&](const BlockShared& shared, Partners partners, uint64_t start) SIGNAL_INLINE { keep_pieces(p, shared, partners, start); });
+}
+
+// How many elements each peer gets, instead of a place: under the same seal.
+struct PieceCount {
+  const CountedParams& p;
+
+  static constexpr bool kHasPlace = true;
+
+  SIGNAL_DEVICE uint64_t of(uint32_t rank) const { return platform::load(reinterpret_cast<const uint32_t*>(p.counts) + rank); }
+  SIGNAL_DEVICE uint64_t to(uint32_t peer) const {
+    return of(peer) | (peer == p.exchange.group.rank ? 0 : uint64_t(p.exchange.seal[peer]) << PiecePlace::kSealAt);
+  }
+  SIGNAL_DEVICE uint64_t to_first() const {
+    const uint32_t peer = platform::thread_id() % kMaxGpus;
+    return peer < p.exchange.group.world ? to(peer) : 0;
+  }
+  SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
+  SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
+    if ((data & kNobody) != 0) return data;
+    return data >> PiecePlace::kSealAt == p.exchange.seal[peer] ? uint32_t(data) : kNobody | kOther;
+  }
+};
+
+// The same for pieces of which each rank has the sizes, as counts of elements, in the device's memory: ranks tell each other before
+// they move anything. Where a count is more than there is room for, so much is moved as there is, and the count is delivered.
+SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
+  SIGNAL_SHARED(BlockShared, shared);
+  ExchangeParams p = counted.exchange;
+  Member m(p.group, p.operation);
+  PieceBarriers barriers(m, shared);
+  begin(m, barriers);
+  const PieceCount message{counted};
+  barriers.who.mask = ((1u << p.group.world) - 1) & ~(1u << p.group.rank);
+  barriers.publish(message, false, Turn::kFirst);
+  if (!barriers.complete()) return;
+  SIGNAL_NO_UNROLL
+  for (uint32_t r = 0; r < p.group.world; r++) {
+    const uint64_t sent = message.of(r) * counted.element_bytes, received = shared.source[r] * counted.element_bytes;
+    p.send_bytes[r] = sent < p.send_bytes[r] ? sent : p.send_bytes[r];
+    p.receive_bytes[r] = received < p.receive_bytes[r] ? received : p.receive_bytes[r];
+    if (platform::block_id() == 0 && platform::thread_id() == 0) {
+      platform::store(reinterpret_cast<uint32_t*>(counted.received_counts) + r, uint32_t(shared.source[r]));
     }
-    if (start != 0 || p.source[rank] == p.target[rank]) return;
-    // This rank's own piece, which no window divides: nobody else reads it.
-    copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
+  }
+  exchange_windows(p, m, barriers, Turn::kBetween, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
+    keep_pieces(p, shared, partners, start);
   });
 }
 

@@ -22,6 +22,7 @@ enum Operation : uint32_t {
   kOpSendRecv = 14,
   kOpAllReduceLines = 15,
   kOpAllReduceTwoShot = 16,
+  kOpAllToAllCounted = 17,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
@@ -125,6 +126,13 @@ struct ExchangeParams {
   uint32_t reserved;
 };
 
+struct CountedParams {
+  ExchangeParams exchange;
+  uint64_t counts;
+  uint64_t received_counts;
+  uint64_t element_bytes;
+};
+
 static_assert(sizeof(GroupParams) == 160, "params");
 static_assert(offsetof(GroupParams, base) == 40, "params");
 static_assert(offsetof(GroupParams, domain) == 156, "params");
@@ -137,5 +145,6 @@ static_assert(offsetof(AllReduceParams, view) == 208, "params");
 
 static_assert(sizeof(ExchangeParams) == 520, "params");
 static_assert(offsetof(ExchangeParams, window_bytes) == 416, "params");
+static_assert(sizeof(CountedParams) == 544, "params");
 
 }  // namespace signal_comm

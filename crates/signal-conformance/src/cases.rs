@@ -3,6 +3,7 @@
 pub mod barrier;
 pub mod blocks;
 pub mod check;
+pub mod counted;
 pub mod domains;
 pub mod exchange_rules;
 pub mod exchanges;

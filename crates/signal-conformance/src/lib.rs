@@ -124,6 +124,10 @@ macro_rules! suite {
                     lamport_words_like_the_sentinel,
                     lamport_waits_for_an_early_producer,
                     misuse_lamport;
+                counted:
+                    counted_all_to_all,
+                    counted_all_to_all_in_graphs,
+                    counted_all_to_all_misuse;
                 two_shot:
                     two_shot_sizes,
                     two_shot_and_lamport_follow_each_other,

@@ -213,6 +213,9 @@ pub enum ApiMisuse {
         /// The world size.
         world: usize,
     },
+    /// A call whose sizes are on the device has room for nothing.
+    #[error("a call with counts on the device has room for no element")]
+    NoRoom,
     /// The root of a collective brings an input that nobody else needs, or gets an output.
     #[error("rank {rank} is the root of a {collective} and brings no {what}")]
     NoBuffer {

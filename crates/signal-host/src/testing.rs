@@ -97,6 +97,7 @@ static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
         HostEntry::new(c"signal_lines_reduce", no_kernel),
         HostEntry::new(c"signal_lines_move", no_kernel),
         HostEntry::new(c"signal_move", no_kernel),
+        HostEntry::new(c"signal_move_counted", no_kernel),
         HostEntry::new(c"signal_reduce_scatter_any", no_kernel),
         HostEntry::new(c"signal_reduce_scatter_sum_bf16", no_kernel),
         HostEntry::new(c"signal_reduce_scatter_sum_f16", no_kernel),

@@ -212,6 +212,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: Some((op, dtype)),
             load: Load { bytes, largest: bytes },
             amount: Amount::Elements(count, dtype, op),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.

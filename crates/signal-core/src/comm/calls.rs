@@ -246,6 +246,25 @@ impl<B: Backend> Communicator<B> {
         self.with(CallOptions::default()).all_to_all_ragged(stream, input, output, counts)
     }
 
+    /// An all-to-all whose sizes are on the device, for graphs that are captured before anybody knows them, as an expert-parallel
+    /// dispatch: this rank has `counts[r]` elements for rank r. `input` and `output` have room for as many elements for each rank, one
+    /// room behind the other, the same on all ranks; of each room of `output` only as many elements are written as came.
+    /// `received_counts[r]` becomes the elements that rank r has for this one. A count that is larger than the room is delivered as it is,
+    /// and the room's elements are moved.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter), and [`ApiMisuse::NoRoom`](crate::ApiMisuse::NoRoom).
+    pub fn all_to_all_counted<'a, T: Pod>(
+        &mut self,
+        stream: &B::Stream,
+        input: impl Into<Slice<'a, B, T>>,
+        counts: impl Into<Slice<'a, B, u32>>,
+        output: impl Into<SliceMut<'a, B, T>>,
+        received_counts: impl Into<SliceMut<'a, B, u32>>,
+    ) -> Result<()> {
+        self.with(CallOptions::default()).all_to_all_counted(stream, input, counts, output, received_counts)
+    }
+
     /// Enqueues a send of `input` to rank `to`, which makes the matching [`receive`](Self::receive). As the input may be overwritten
     /// once it has finished, it waits for that: two ranks that send to each other use [`send_receive`](Self::send_receive), or
     /// [`transfers`](Self::transfers).

@@ -451,6 +451,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: Some(reduction),
             load: parts.load(),
             amount,
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -485,6 +486,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: Some(reduction),
             load: Load { bytes, largest: bytes },
             amount: Amount::Elements(bytes as usize / reduction.1.bytes(), reduction.1, reduction.0),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -507,6 +509,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: None,
             load: parts.load(),
             amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -529,6 +532,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: None,
             load: Load { bytes: whole.bytes, largest: whole.bytes },
             amount: Amount::Bytes(whole.bytes),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -572,6 +576,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: None,
             load: parts.load(),
             amount: parts.amount(|bytes| Amount::Bytes(bytes as u64)),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -626,6 +631,7 @@ impl<B: Backend> Call<'_, B> {
             reduction: None,
             load,
             amount,
+            counts: None,
             spans: &spans,
         };
         // SAFETY: passed on to the caller.
@@ -638,7 +644,7 @@ impl<B: Backend> Call<'_, B> {
     }
 
     /// A rank's part of `len` elements.
-    fn part(&self, what: &'static str, len: usize) -> Result<usize> {
+    pub(super) fn part(&self, what: &'static str, len: usize) -> Result<usize> {
         let world = self.comm.world_size();
         let part = len / world;
         self.check_parts(what, len, part)?;

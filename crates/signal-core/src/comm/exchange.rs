@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{Algorithm, ExchangeParams, FLAG_STAGED, FastSum, Kernel};
+use crate::kernel::{Algorithm, CountedParams, ExchangeParams, FLAG_STAGED, FastSum, Kernel, Operation};
 use crate::layout::{CONTROL_OFFSET, Control, LINE_BANKS_BYTES, MAX_GPUS};
 use crate::plan::{self, Load, Plan};
 
@@ -54,6 +54,14 @@ impl<'a, B: Backend> Piece<'a, B> {
 /// A piece for each rank.
 pub(super) type Pieces<'a, B> = [Piece<'a, B>; MAX_GPUS];
 
+/// Counts of elements in memory of this rank's device, a u32 for each rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) element_bytes: usize,
+}
+
 /// What this rank takes part in.
 #[derive(Debug)]
 pub(super) struct Exchange<'a, B: Backend> {
@@ -72,6 +80,8 @@ pub(super) struct Exchange<'a, B: Backend> {
     pub(super) load: Load,
     /// What is compared in checked mode; not of sends and receives.
     pub(super) amount: Amount,
+    /// Where sizes are, if they are on the device; pieces then are as large as they may be.
+    pub(super) counts: Option<Counts>,
     /// Memory of this rank.
     pub(super) spans: &'a [Span<B>],
 }
@@ -129,9 +139,9 @@ impl<B: Backend> Call<'_, B> {
                 + LINE_BANKS_BYTES as u64 / self.comm.shares() * u64::from(group.domain),
             blocks: [plan.blocks; MAX_GPUS],
             seal: [0; MAX_GPUS],
-            operation: collective.operation() as u32,
+            operation: exchange.counts.map_or(collective.operation(), |_| Operation::AllToAllCounted) as u32,
             op: reduction.map_or(0, |(op, _)| op as u32),
-            dtype: reduction.map_or(0, |(_, dtype)| dtype as u32),
+            dtype: reduction.map_or(exchange.counts.map_or(0, |c| c.element_bytes as u32), |(_, dtype)| dtype as u32),
             reserved: 0,
         };
         if lines {
@@ -177,16 +187,23 @@ impl<B: Backend> Call<'_, B> {
             }
         }
         let kernel = match reduction {
+            None if exchange.counts.is_some() => Kernel::MoveCounted,
             None if lines => Kernel::LinesMove,
             None => Kernel::Move,
             Some(_) if lines => Kernel::LinesReduce,
             Some((op, dtype)) => FastSum::of(op, dtype).map_or(Kernel::ReduceScatterAny, Kernel::ReduceScatter),
         };
+        let counted = exchange.counts.map(|counts| CountedParams {
+            exchange: params,
+            counts: counts.sent,
+            received_counts: counts.received,
+            element_bytes: counts.element_bytes as u64,
+        });
         let work = Work {
             kernel,
             grid,
             threads: plan.threads,
-            params: bytes_of(&params),
+            params: counted.as_ref().map_or(bytes_of(&params), bytes_of),
             partners: if lines || (self.comm.checks() && !apart) { ALL_RANKS } else { partners },
             same_grid: !apart,
             described: Some(compared),
@@ -204,7 +221,8 @@ fn seal(params: &ExchangeParams, threads: u32, root: usize, pair: (usize, u64, u
     let (peer, to_higher, to_lower) = pair;
     let ExchangeParams { operation, op, dtype, window_bytes, .. } = *params;
     let words = [
-        u64::from(operation) << 32 | u64::from(op) << 16 | u64::from(dtype) << 8 | root as u64,
+        u64::from(operation) << 32 | u64::from(op) << 16 | root as u64,
+        u64::from(dtype),
         u64::from(params.blocks[peer]) << 32 | u64::from(threads),
         window_bytes,
         to_higher,

@@ -6,6 +6,7 @@ mod call;
 mod calls;
 mod check;
 mod collectives;
+mod counted;
 mod domain;
 mod exchange;
 mod fault;

@@ -135,6 +135,7 @@ impl<'c, B: Backend> Transfers<'c, B> {
             reduction: None,
             load: Load { bytes: largest, largest },
             amount: Amount::Bytes(0),
+            counts: None,
             spans: &spans,
         };
         // SAFETY: slices lie within buffers of this device, which the spans keep alive and which the calls that added them have

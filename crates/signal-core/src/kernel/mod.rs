@@ -113,7 +113,9 @@ pub enum Kernel {
     ReduceScatterAny,
     /// Collectives that move data, of whatever type ([`ExchangeParams`]).
     Move,
-    /// The same by lines ([`ExchangeParams`]).
+    /// The same for pieces whose sizes are in the device's memory ([`CountedParams`]).
+    MoveCounted,
+    /// Collectives that move data, by lines ([`ExchangeParams`]).
     LinesMove,
     /// Collectives that reduce, of any type by any operator, by lines ([`ExchangeParams`]).
     LinesReduce,
@@ -156,7 +158,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 34] = [
+const NAMES: [&str; 35] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -189,6 +191,7 @@ const NAMES: [&str; 34] = [
     "signal_reduce_scatter_sum_bf16",
     "signal_reduce_scatter_any",
     "signal_move",
+    "signal_move_counted",
     "signal_lines_move",
     "signal_lines_reduce",
 ];
@@ -218,8 +221,9 @@ impl Kernel {
             Kernel::ReduceScatter(sum) => 27 + sum as usize,
             Kernel::ReduceScatterAny => 30,
             Kernel::Move => 31,
-            Kernel::LinesMove => 32,
-            Kernel::LinesReduce => 33,
+            Kernel::MoveCounted => 32,
+            Kernel::LinesMove => 33,
+            Kernel::LinesReduce => 34,
         }
     }
 
@@ -242,7 +246,13 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceTwoShotSmall))
             .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
             .chain(sums(Kernel::ReduceScatter))
-            .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::LinesMove, Kernel::LinesReduce])
+            .chain([
+                Kernel::ReduceScatterAny,
+                Kernel::Move,
+                Kernel::MoveCounted,
+                Kernel::LinesMove,
+                Kernel::LinesReduce,
+            ])
     }
 
     /// Entry name in every image.

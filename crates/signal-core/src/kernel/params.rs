@@ -45,6 +45,8 @@ pub enum Operation {
     AllReduceLines = 15,
     /// A two-shot all-reduce.
     AllReduceTwoShot = 16,
+    /// An all-to-all with counts on the device.
+    AllToAllCounted = 17,
 }
 
 impl Operation {
@@ -67,6 +69,7 @@ impl Operation {
             14 => "send-recv",
             15 => "ll all-reduce",
             16 => "two-shot all-reduce",
+            17 => "counted all-to-all",
             _ => "unknown operation",
         }
     }
@@ -265,14 +268,29 @@ pub struct ExchangeParams {
     pub operation: u32,
     /// The operator of a reduction: its position in [`ReduceOp::ALL`].
     pub op: u32,
-    /// The element type of a reduction: its position in [`Dtype::ALL`].
+    /// The element type of a reduction: its position in [`Dtype::ALL`]. With counts on the device: bytes of an element.
     pub dtype: u32,
     /// Kept zero.
     pub reserved: u32,
 }
 
+/// Parameters of [`Kernel::MoveCounted`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct CountedParams {
+    /// The pieces at their largest.
+    pub exchange: ExchangeParams,
+    /// Address of `u32[world]` on this device: elements that this rank has for each rank.
+    pub counts: u64,
+    /// Likewise: becomes the elements that each rank has for this one.
+    pub received_counts: u64,
+    /// Bytes of an element.
+    pub element_bytes: u64,
+}
+
 const _: () = {
     assert!(size_of::<GroupParams>() == 160);
+    assert!(size_of::<CountedParams>() == 544);
     assert!(offset_of!(GroupParams, base) == 40);
     assert!(offset_of!(GroupParams, domain) == 156);
     assert!(size_of::<BarrierParams>() == 160);
