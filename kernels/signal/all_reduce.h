@@ -104,12 +104,85 @@ SIGNAL_DEVICE void all_reduce_one_stage_small(const AllReduceParams& p) {
   });
 }
 
+// The shards of a window: equal but for the last ones, which may be short or empty. Their size is the same in every window of a
+// message, the short last one too: a block that has passed the exit barrier may overwrite in the scratch only what the peers'
+// same block has read.
+struct Shards {
+  uint64_t each;
+  uint64_t all;
+
+  SIGNAL_DEVICE Shards(const AllReduceParams& p, const Window& w) : each(0), all(w.bytes) {
+    const uint64_t packs = p.packs > p.window_packs ? p.window_packs : p.packs;
+    each = (packs + p.group.world - 1) / p.group.world * kPackBytes;
+  }
+  SIGNAL_DEVICE uint64_t first(uint32_t r) const { return r * each < all ? r * each : all; }
+  SIGNAL_DEVICE uint64_t bytes(uint32_t r) const { return first(r + 1) - first(r); }
+};
+
+// Where peers put the sums of their shards of this rank's window: in its output, or in its scratch behind the shards for it.
+struct SumsPlace {
+  const AllReduceParams& p;
+  uint64_t offset;  // bytes of the window from the output's start
+  uint64_t behind;  // bytes of the shards
+
+  static constexpr bool kHasPlace = true;
+
+  SIGNAL_DEVICE uint64_t to(uint32_t peer) const { return signal_comm::is_staged(p.group) ? kStaged : p.view[peer] + offset; }
+  SIGNAL_DEVICE uint64_t to_first() const { return to(platform::thread_id() % kMaxGpus); }
+  SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }  // nothing is published yet
+  SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
+    return (data & kStaged) != 0 ? p.group.base[peer] + p.group.scratch_offset + behind : data;
+  }
+};
+
+// The two-stage algorithm by pushing: every rank pushes each shard of its window to the rank that adds it, which pushes the sums to
+// all. Only its own rank reads an input, so none is staged; an output that peers cannot write is.
+template <class T>
+SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
+  SIGNAL_SHARED(PushShared, shared);
+  BlockShared& slots = shared.slots;
+  Member m(p.group, kOpAllReduceTwoStage);
+  Barriers<LineBarrier> barriers(m, shared.places);
+  begin(m, barriers);
+  const uint32_t rank = p.group.rank, world = p.group.world;
+  for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
+    const Window w = window_at(p, first);
+    const Shards shards(p, w);
+    const SumsPlace place{p, first * kPackBytes, world * shards.each};
+    barriers.publish(place, false, w.start);
+    if (!barriers.complete()) break;
+    for (uint32_t k = 1; k < world; k++) {
+      const uint32_t to = rank_after(p.group, k);
+      copy<From::kOwn>(w.input + shards.first(to), p.group.base[to] + p.group.scratch_offset + rank * shards.each, shards.bytes(to), Stride());
+    }
+    if (platform::thread_id() == 0) {
+      for (uint32_t r = 0; r < world; r++) slots.source[r] = r == rank ? w.input + shards.first(r) : scratch_of(p.group) + r * shards.each;
+    }
+    // Behind it the peers' shards are here.
+    if (!barriers.meet(kPhaseMiddle, true, Turn::kBetween)) break;
+    const uint64_t own = shards.first(rank);
+    reduce<T>(p.group, p.op, p.dtype, slots, Range{0, w.output + own, nullptr, shards.bytes(rank)});
+    for (uint32_t k = 1; k < world; k++) {
+      // What this thread has just stored.
+      copy<From::kOwn>(w.output + own, shared.places.source[rank_after(p.group, k)] + own, shards.bytes(rank), Stride());
+    }
+    // And the peers' sums; what they were pushed from is free again.
+    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) break;
+    if (!is_staged(p.group)) continue;
+    for (uint32_t from = 0; from < world; from++) {
+      if (from == rank) continue;
+      copy<From::kPeer>(scratch_of(p.group) + place.behind + shards.first(from), w.output + shards.first(from), shards.bytes(from), Stride());
+    }
+  }
+}
+
 // Every rank reads and adds one shard of every peer's window, keeps the sums in its scratch, and gathers the others'.
 //
 // The scratch holds the staged window, then the sums of this rank's shard. In place needs no staging: block b overwrites
 // in its second half only packs that the peers' block b has read before the middle barrier.
 template <class T>
 SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
+  if (is_pushed(p.group)) return all_reduce_two_stage_push<T>(p);
   SIGNAL_SHARED(BlockShared, shared);
   Member m(p.group, kOpAllReduceTwoStage);
   Barriers<LineBarrier> barriers(m, shared);
@@ -119,25 +192,19 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
   const uint64_t sums = p.group.scratch_offset + p.window_packs * kPackBytes;  // from each rank's base
   for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
     const Window w = window_at(p, first);
-    // Shards are equal but for the last ones, which may be short or empty. Their size is the same in every window of a
-    // message, the short last one too: a block that has passed the exit barrier may overwrite in the scratch only what the
-    // peers' same block has read.
-    const uint64_t all = p.packs > p.window_packs ? p.window_packs : p.packs;
-    const uint64_t shard = (all + world - 1) / world * kPackBytes;
-    const auto shard_first = [&](uint32_t r) { return r * shard < w.bytes ? r * shard : w.bytes; };
-    const auto shard_bytes = [&](uint32_t r) { return shard_first(r + 1) - shard_first(r); };
+    const Shards shards(p, w);
 
     if (may_stage(m)) {
       // By shard, so that the peers' block b finds what this rank's block b has staged.
       for (uint32_t r = 0; r < world; r++) {
-        const uint64_t start = shard_first(r);
-        if (r != rank) copy<From::kOwn>(w.input + start, scratch_of(p.group) + start, shard_bytes(r), Stride());
+        const uint64_t start = shards.first(r);
+        if (r != rank) copy<From::kOwn>(w.input + start, scratch_of(p.group) + start, shards.bytes(r), Stride());
       }
     }
     if (!publish_window(barriers, p, w)) break;
     Pack* const kept = reinterpret_cast<Pack*>(p.group.own + sums);
-    const uint64_t own = shard_first(rank);
-    reduce<T>(p.group, p.op, p.dtype, shared, Range{own, w.output + own, kept, shard_bytes(rank)});
+    const uint64_t own = shards.first(rank);
+    reduce<T>(p.group, p.op, p.dtype, shared, Range{own, w.output + own, kept, shards.bytes(rank)});
 
 #ifdef SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER
     if (!barriers.meet(kPhaseMiddle, false, Turn::kBetween)) break;
@@ -150,7 +217,7 @@ SIGNAL_DEVICE void all_reduce_two_stage(const AllReduceParams& p) {
 #endif
     for (uint32_t k = 1; k < world; k++) {
       const uint32_t from = rank_after(p.group, k);
-      copy<From::kPeer>(p.group.base[from] + sums, w.output + shard_first(from), shard_bytes(from), stride);
+      copy<From::kPeer>(p.group.base[from] + sums, w.output + shards.first(from), shards.bytes(from), stride);
     }
     // Peers have read this rank's sums: the next window, or the next call, may overwrite them.
     if (!exit_barrier(barriers, w.exit)) break;

@@ -28,10 +28,11 @@ SIGNAL_DEVICE Partners partners_in(const ExchangeParams& p, uint64_t start) {
   return partners;
 }
 
-// Where each peer finds its piece of a window: at its address there, or in this rank's scratch. With it goes the seal that both
+// Where each peer finds its piece of a window, or puts this rank's: at its address there, or in this rank's scratch. With it goes the seal that both
 // have made of what they think is between them, so that a peer that makes another call is found out before anything is read.
 struct PiecePlace {
   const ExchangeParams& p;
+  const uint64_t (&at)[kMaxGpus];
   uint64_t start;
 
   static constexpr bool kHasPlace = true;
@@ -39,9 +40,9 @@ struct PiecePlace {
   static constexpr uint32_t kSealAt = 50;  // addresses are below
 
   SIGNAL_DEVICE uint64_t to(uint32_t peer) const {
-    if (peer == p.group.rank) return p.source[peer] + start;
-    const uint64_t at = signal_comm::is_staged(p.group) ? kStaged + peer * p.slot_bytes : p.source[peer] + start;
-    return at | uint64_t(p.seal[peer]) << kSealAt;
+    if (peer == p.group.rank) return at[peer] + start;
+    const uint64_t to = signal_comm::is_staged(p.group) ? kStaged + peer * p.slot_bytes : at[peer] + start;
+    return to | uint64_t(p.seal[peer]) << kSealAt;
   }
   SIGNAL_DEVICE uint64_t to_first() const { return to(platform::thread_id() % kMaxGpus); }
   SIGNAL_DEVICE static bool is_staged(uint64_t data) { return (data & kStaged) != 0; }
@@ -50,8 +51,8 @@ struct PiecePlace {
 #ifndef SIGNAL_MUTANT_SEAL_NOT_COMPARED
     if ((data >> kSealAt & ((1u << kSealBits) - 1)) != p.seal[peer]) return kNobody | kOther;
 #endif
-    const uint64_t at = data & ((uint64_t(1) << kSealAt) - 1);
-    return is_staged(data) ? p.group.base[peer] + p.group.scratch_offset + at : at;
+    const uint64_t found = data & ((uint64_t(1) << kSealAt) - 1);
+    return is_staged(data) ? p.group.base[peer] + p.group.scratch_offset + found : found;
   }
 };
 
@@ -80,7 +81,7 @@ SIGNAL_DEVICE void exchange_windows(const ExchangeParams& p, Member& m, PieceBar
     last = next.mask == 0 && least <= start + p.window_bytes;
     barriers.who = partners;
     if (may_stage(m)) stage_pieces(p, partners, start);
-    barriers.publish(PiecePlace{p, start}, is_staged(p.group), start == 0 ? turn : Turn::kBetween);
+    barriers.publish(PiecePlace{p, p.source, start}, is_staged(p.group), start == 0 ? turn : Turn::kBetween);
     if (!barriers.complete()) break;
     consume(barriers.shared, partners, start);
     if (!exit_barrier(barriers, last ? Turn::kLast : Turn::kBetween)) break;
@@ -96,22 +97,89 @@ SIGNAL_DEVICE void exchange(const ExchangeParams& p, uint64_t least, Consume con
   exchange_windows(p, m, barriers, Turn::kFirst, least, consume);
 }
 
+// This rank's own piece, which no window divides: nobody else reads it.
+SIGNAL_DEVICE void keep_own(const ExchangeParams& p) {
+  const uint32_t rank = p.group.rank;
+  if (p.source[rank] != p.target[rank]) copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
+}
+
 // Keeps what is for this rank in one window.
 SIGNAL_DEVICE void keep_pieces(const ExchangeParams& p, const BlockShared& shared, Partners partners, uint64_t start) {
-  const uint32_t rank = p.group.rank;
   SIGNAL_NO_UNROLL
   for (uint32_t k = 1; k < p.group.world; k++) {
     const uint32_t from = rank_after(p.group, k);
     if (!partners.has(from)) continue;
     copy<From::kPeer>(shared.source[from], p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
   }
-  if (start != 0 || p.source[rank] == p.target[rank]) return;
-  // This rank's own piece, which no window divides: nobody else reads it.
-  copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
+  if (start == 0) keep_own(p);
+}
+
+// The same by pushing: what is told is where pieces go, in the peer's memory or its scratch, and behind the second barrier they are
+// there. `finish(partners, start)` does what is left to do with those in the scratch.
+template <class Finish>
+SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, uint64_t least, Finish finish) {
+  Member m(p.group, p.operation);
+  PieceBarriers barriers(m, shared);
+  begin(m, barriers);
+  uint64_t start = 0;
+  Partners next = partners_in(p, start);
+  for (bool last = false; !last; start += p.window_bytes) {
+    barriers.who = next;
+    next = partners_in(p, start + p.window_bytes);
+    last = next.mask == 0 && least <= start + p.window_bytes;
+    // Relaxed: what this rank has read of its memory before, it has read.
+    barriers.publish(PiecePlace{p, p.target, start}, false, start == 0 ? Turn::kFirst : Turn::kBetween);
+    if (!barriers.complete()) break;
+    SIGNAL_NO_UNROLL
+    for (uint32_t k = 1; k < p.group.world; k++) {
+      const uint32_t to = rank_after(p.group, k);
+      if (!barriers.who.has(to)) continue;
+      copy<From::kOwn>(p.source[to] + start, shared.source[to], bytes_in_window(p, p.send_bytes[to], start), Stride(p.blocks[to]));
+    }
+    // Ordered: pieces are there once it is over. Peers write here again behind a start barrier only, so no other one follows.
+#ifdef SIGNAL_MUTANT_PUSHES_RELAXED
+    if (!barriers.meet(kPhaseExit, false, Turn::kBetween)) break;
+#else
+    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) break;
+#endif
+    finish(barriers.who, start);
+  }
+}
+
+// Where a peer's piece of a window lies in this rank's scratch.
+SIGNAL_DEVICE uint64_t pushed_to(const ExchangeParams& p, uint32_t from) { return scratch_of(p.group) + from * p.slot_bytes; }
+
+SIGNAL_COLD void push_data(const ExchangeParams& p) {
+  SIGNAL_SHARED(BlockShared, shared);
+  push_windows(p, shared, 0, [&](Partners partners, uint64_t start) SIGNAL_INLINE {
+    if (start == 0) keep_own(p);
+    if (!is_staged(p.group)) return;
+    SIGNAL_NO_UNROLL
+    for (uint32_t from = 0; from < p.group.world; from++) {
+      if (!partners.has(from)) continue;
+      copy<From::kPeer>(pushed_to(p, from), p.target[from] + start, bytes_in_window(p, p.receive_bytes[from], start), Stride(p.blocks[from]));
+    }
+  });
+}
+
+template <class T>
+SIGNAL_COLD void push_reduce_scatter(const ExchangeParams& p) {
+  SIGNAL_SHARED(PushShared, shared);
+  BlockShared& slots = shared.slots;
+  const uint32_t rank = p.group.rank;
+  push_windows(p, shared.places, p.receive_bytes[rank], [&](Partners, uint64_t start) SIGNAL_INLINE {
+    if (platform::thread_id() == 0) {
+      for (uint32_t r = 0; r < p.group.world; r++) slots.source[r] = r == rank ? p.source[r] + start : pushed_to(p, r);
+    }
+    platform::block_sync();
+    const uint64_t bytes = bytes_in_window(p, p.receive_bytes[rank], start);
+    if (bytes != 0) reduce<T>(p.group, p.op, p.dtype, slots, Range{0, p.target[rank] + start, nullptr, bytes});
+  });
 }
 
 // Keeps every piece that is for this rank.
 SIGNAL_DEVICE void move_data(const ExchangeParams& p) {
+  if (is_pushed(p.group)) return push_data(p);
   exchange(p, 0, [&](const BlockShared& shared, Partners partners, uint64_t start) SIGNAL_INLINE { keep_pieces(p, shared, partners, start); });
 }
 
@@ -165,6 +233,7 @@ SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
 // Keeps the reduction of the pieces that are for this rank, which all ranks have, of one size.
 template <class T>
 SIGNAL_DEVICE void reduce_scatter(const ExchangeParams& p) {
+  if (is_pushed(p.group)) return push_reduce_scatter<T>(p);
   exchange(p, p.receive_bytes[p.group.rank], [&](const BlockShared& shared, Partners, uint64_t start) SIGNAL_INLINE {
     const uint32_t rank = p.group.rank;
     const uint64_t bytes = bytes_in_window(p, p.receive_bytes[rank], start);

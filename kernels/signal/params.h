@@ -47,6 +47,7 @@ enum DtypeNumber : uint32_t {
 constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
 constexpr uint32_t kFlagAllowNext = 4;
+constexpr uint32_t kFlagPush = 8;
 
 struct GroupParams {
   uint64_t control;

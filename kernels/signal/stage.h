@@ -9,6 +9,7 @@ namespace signal_comm {
 SIGNAL_DEVICE uint64_t scratch_of(const GroupParams& g) { return g.own + g.scratch_offset; }
 
 SIGNAL_DEVICE bool is_staged(const GroupParams& g) { return (g.flags & kFlagStaged) != 0; }
+SIGNAL_DEVICE bool is_pushed(const GroupParams& g) { return (g.flags & kFlagPush) != 0; }
 
 // Whether to copy the input to the scratch. Not once a fault is known: a call that gave up waiting for a peer left the scratch to
 // it, and a peer that is merely slow reads it yet, and would take what is staged now for that call's. Every thread of the block
@@ -25,6 +26,12 @@ SIGNAL_DEVICE bool may_stage(Member& m) {
   return m.abort == 0;
 #endif
 }
+
+// Of a block that is pushed to.
+struct PushShared {
+  BlockShared places;  // where each rank wants what is for it
+  BlockShared slots;   // where each rank's packs are that are reduced here
+};
 
 // Peers have read this rank's memory: its owner may overwrite it. Nothing was published since the last barrier.
 template <class Barriers>

@@ -61,8 +61,8 @@ impl Collective {
         match self {
             Collective::AllReduce => &Algorithm::ALL_REDUCE,
             // Lines come from every peer in every call, and its ranks have no business with all of them.
-            Collective::SendRecv => &[Algorithm::Pull],
-            _ => &[Algorithm::Pull, Algorithm::Lines],
+            Collective::SendRecv => &[Algorithm::Pull, Algorithm::Push],
+            _ => &[Algorithm::Pull, Algorithm::Push, Algorithm::Lines],
         }
     }
 

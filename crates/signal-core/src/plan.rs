@@ -134,10 +134,12 @@ pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, takes: 
     // Every family ends with a row for 8 ranks and all sizes (tested below).
     let row = TABLE.iter().find(fits).unwrap_or(&TABLE[0]);
     let packs = match row.algorithm {
-        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull => bytes.div_ceil(PACK_BYTES),
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push => bytes.div_ceil(PACK_BYTES),
         Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
         Algorithm::TwoShot if world == 2 => bytes.div_ceil(PACK_BYTES),
-        Algorithm::TwoStage | Algorithm::TwoShot => bytes.div_ceil(PACK_BYTES).div_ceil(world),
+        Algorithm::TwoStage | Algorithm::TwoStagePush | Algorithm::TwoShot => {
+            bytes.div_ceil(PACK_BYTES).div_ceil(world)
+        }
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
     Plan { algorithm: row.algorithm, blocks, threads: row.threads }

@@ -262,8 +262,8 @@ pub fn exchanges_raw<B: Backend>(rig: &Rig<B>) {
 
 /// Ranks that disagree in sizes are told so before anything is read, without checked mode too where they pull.
 pub fn exchanges_find_other_sizes<B: Backend>(rig: &Rig<B>) {
-    let pull = options(|o| o.algorithm = Some(Algorithm::Pull));
-    for check in [false, true] {
+    for (check, algorithm) in [(false, Algorithm::Pull), (true, Algorithm::Pull), (false, Algorithm::Push)] {
+        let moved = options(|o| o.algorithm = Some(algorithm));
         for case in 0..4 {
             let mut world = rig.world_with(2, |s| s.check = check);
             let buffers = world.alloc::<f32>(4000);
@@ -273,8 +273,10 @@ pub fn exchanges_find_other_sizes<B: Backend>(rig: &Rig<B>) {
                 let len = 1000 + rank;
                 let input = input.slice(..if case == 1 { 2 * len } else { len }).unwrap();
                 match case {
-                    0 => comm.with(pull).all_gather(stream, input, output.slice_mut(..2 * len).unwrap()),
-                    1 => comm.with(pull).reduce_scatter(stream, input, output.slice_mut(..len).unwrap(), ReduceOp::Sum),
+                    0 => comm.with(moved).all_gather(stream, input, output.slice_mut(..2 * len).unwrap()),
+                    1 => {
+                        comm.with(moved).reduce_scatter(stream, input, output.slice_mut(..len).unwrap(), ReduceOp::Sum)
+                    }
                     2 => comm.send_receive(stream, (input, 1 - rank), (output.slice_mut(..len).unwrap(), 1 - rank)),
                     // One receives where the other does not send.
                     _ if rank == 0 => comm.send(stream, input, 1),
@@ -285,7 +287,7 @@ pub fn exchanges_find_other_sizes<B: Backend>(rig: &Rig<B>) {
             for (rank, (comm, stream)) in world.comms.iter().zip(&world.streams).enumerate() {
                 match comm.wait(stream) {
                     Err(Error::RankMismatch { rank: found, other, .. }) => {
-                        assert_eq!((found, other), (rank, 1 - rank), "case {case}");
+                        assert_eq!((found, other), (rank, 1 - rank), "case {case}, {algorithm}");
                     }
                     other => panic!("case {case}, checked: {check}: rank {rank} found {other:?}"),
                 }
@@ -376,7 +378,7 @@ pub fn exchanges_in_graphs<B: Backend>(rig: &Rig<B>) {
         let chains = a.into_iter().zip(b).zip(c).zip(d).zip(e);
         let chain = |((((input, gathered), turned), sum), received)| Chain { input, gathered, turned, sum, received };
         let mut chains: Vec<Chain<B>> = chains.map(chain).collect();
-        for algorithm in [Algorithm::Pull, Algorithm::Lines] {
+        for algorithm in [Algorithm::Pull, Algorithm::Push, Algorithm::Lines] {
             let options = options(|o| o.algorithm = Some(algorithm));
             let capture = |rank: usize| world.capture(rank, |comm, stream| chains[rank].calls(comm, stream, options));
             let graphs: Vec<B::Graph> = (0..ranks).map(capture).collect();

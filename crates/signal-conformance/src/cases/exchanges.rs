@@ -25,8 +25,8 @@ fn run<B: Backend, T: Element>(world: &mut World<B>, rng: &mut Rng, collective: 
     let job = Job::draw(rng, collective, world.ranks(), count);
     let fits = job.lines().is_some_and(|largest| largest * T::DTYPE.bytes() <= MOST_LINE_BYTES);
     let options = options(|o| {
-        o.algorithm =
-            pick(rng, &[None, Some(Algorithm::Pull), Some(Algorithm::Lines)]).filter(|a| fits || *a == Algorithm::Pull);
+        o.algorithm = pick(rng, &[None, Some(Algorithm::Pull), Some(Algorithm::Push), Some(Algorithm::Lines)])
+            .filter(|a| fits || *a != Algorithm::Lines);
         (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2)), (Some(2), Some(3))]);
     });
     let place = pick(rng, &Where::ALL);

@@ -202,6 +202,8 @@ pub fn timeout_in_mid_call<B: Backend>(rig: &Rig<B>) {
         (Algorithm::OneStage, Phase::Start, "exit barrier"),
         (Algorithm::TwoStage, Phase::Start, "middle barrier"),
         (Algorithm::TwoStage, Phase::Middle, "exit barrier"),
+        (Algorithm::TwoStagePush, Phase::Start, "middle barrier"),
+        (Algorithm::TwoStagePush, Phase::Middle, "exit barrier"),
         (Algorithm::Lamport, Phase::Start, "exchange"),
         (Algorithm::TwoShot, Phase::Start, "exchange"),
     ] {

@@ -22,7 +22,7 @@ type Inputs<T> = Vec<Vec<T>>;
 
 /// A call by each algorithm that takes it, with places drawn; all have to give the same bits.
 fn run<B: Backend, T: Element>(world: &mut World<B>, op: ReduceOp, inputs: &Inputs<T>, rng: &mut Rng) {
-    for algorithm in [Algorithm::OneStage, Algorithm::TwoStage] {
+    for algorithm in [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::TwoStagePush] {
         let options = options(|o| {
             o.algorithm = Some(algorithm);
             (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2))]);

@@ -65,17 +65,21 @@ pub fn input_overwritten_by_the_next_call<B: Backend>(rig: &Rig<B>) {
                 (Algorithm::OneStage, Phase::Start),
                 (Algorithm::TwoStage, Phase::Start),
                 (Algorithm::TwoStage, Phase::Middle),
+                (Algorithm::TwoStagePush, Phase::Start),
+                (Algorithm::TwoStagePush, Phase::Middle),
             ] {
                 let slow = round % ranks;
                 let with = |a| options(|o| (o.algorithm, o.blocks, o.threads) = (Some(a), Some(2), Some(1)));
                 let local = vec![Place::local(); ranks];
                 let mut seed = 0;
-                let mut calls = [first, Algorithm::OneStage, Algorithm::TwoStage, first].map(|algorithm| {
-                    seed += 1;
-                    // More than fits the scratch: the staged window covers all of it.
-                    let count = SCRATCH / 2 + 100;
-                    Exchange::<B, f16>::random(&mut world, count, seed, with(algorithm), &local)
-                });
+                let mut calls = [first, Algorithm::OneStage, Algorithm::TwoStagePush, Algorithm::TwoStage, first].map(
+                    |algorithm| {
+                        seed += 1;
+                        // More than fits the scratch: the staged window covers all of it.
+                        let count = SCRATCH / 2 + 100;
+                        Exchange::<B, f16>::random(&mut world, count, seed, with(algorithm), &local)
+                    },
+                );
                 calls[0].lanes[slow].options.delay = Some((phase, DELAY));
                 for call in &mut calls {
                     call.launch(&mut world, 0);

@@ -145,6 +145,7 @@ pub fn recover_after_a_stop_at_every_point<B: Backend>(rig: &Rig<B>) {
         (Algorithm::TwoStage, Phase::Start),
         (Algorithm::TwoStage, Phase::Middle), // between the stages
         (Algorithm::TwoStage, Phase::Exit),
+        (Algorithm::TwoStagePush, Phase::Middle),
         (Algorithm::Lamport, Phase::Start),    // before the push
         (Algorithm::Lamport, Phase::Exchange), // before the advance
         (Algorithm::TwoShot, Phase::Start),

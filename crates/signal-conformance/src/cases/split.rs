@@ -53,7 +53,7 @@ fn at_once<B: Backend>(worlds: &mut [&mut World<B>], rounds: u32) {
     for round in 0..rounds as usize {
         let mut calls = Vec::new();
         for (at, world) in worlds.iter_mut().enumerate() {
-            let algorithm = Algorithm::ALL_REDUCE[(round + at) % 3];
+            let algorithm = Algorithm::ALL_REDUCE[(round + at) % 5];
             let call = options(|o| (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(2), Some(2)));
             let places = vec![[Place::symmetric(), Place::local()][round % 2]; world.ranks()];
             calls.push(Exchange::<B, f32>::random(world, COUNT, (10 * round + at) as u64, call, &places));

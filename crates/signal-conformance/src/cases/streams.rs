@@ -21,7 +21,7 @@ pub fn streams_second_stream_is_ordered<B: Backend>(rig: &Rig<B>) {
     for ranks in [1, 2, 3] {
         in_order(&mut rig.world(ranks), |comm, call, stream, buffers| {
             let by = options(|o| {
-                (*o, o.algorithm) = (call.options, Some(Algorithm::ALL_REDUCE[call.number / 2 % 3]));
+                (*o, o.algorithm) = (call.options, Some(Algorithm::ALL_REDUCE[call.number / 2 % 5]));
             });
             comm.with(by).all_reduce(stream, buffers.0, buffers.1, ReduceOp::Sum)
         });
@@ -100,7 +100,7 @@ pub fn streams_two_communicators_at_once<B: Backend>(rig: &Rig<B>) {
         for round in 0..10 {
             let mut calls = [0, 1].map(|w: usize| {
                 let call =
-                    options(|o| (o.algorithm, o.blocks) = (Some(Algorithm::ALL_REDUCE[(round + w) % 3]), Some(2)));
+                    options(|o| (o.algorithm, o.blocks) = (Some(Algorithm::ALL_REDUCE[(round + w) % 5]), Some(2)));
                 let places = vec![Place::symmetric(); ranks];
                 Exchange::<B, f32>::random(&mut worlds[w], COUNT, (10 * round + w) as u64, call, &places)
             });

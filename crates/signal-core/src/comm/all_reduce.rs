@@ -9,7 +9,9 @@ use crate::buffer::{Slice, SliceMut};
 use crate::collective::Collective;
 use crate::dtype::{Dtype, Element, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_STAGED, FastSum, GroupParams, Kernel};
+use crate::kernel::{
+    Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_PUSH, FLAG_STAGED, FastSum, GroupParams, Kernel,
+};
 use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES, most_lamport_bytes};
 use crate::plan::{Load, Plan};
 
@@ -88,7 +90,9 @@ impl<B: Backend> Call<'_, B> {
         let target = self.comm.find_symmetric(output, bytes);
         let uses = target.as_ref().map(|s| s.memory(self.comm.rank));
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_all_reduce(stream, operands, symmetric.as_ref(), uses.as_slice(), op) }
+        unsafe {
+            self.launch_all_reduce(stream, operands, [&symmetric, &target].map(Option::as_ref), uses.as_slice(), op)
+        }
     }
 
     fn all_reduce_slices<T: Element>(
@@ -102,20 +106,20 @@ impl<B: Backend> Call<'_, B> {
         self.check_device("output", output.memory())?;
         let operands =
             Operands { input: input.address(), output: output.address(), count: input.len(), dtype: T::DTYPE };
-        let symmetric = self.symmetric_of(&input);
+        let symmetric = [self.symmetric_of(&input), self.symmetric_of(&output)];
         // SAFETY: slices lie within buffers of this device, which `uses` and the symmetric buffer keep alive; the output
         // is borrowed exclusively. The borrow ends with the call, as the documentation of the streams' order says.
         unsafe { self.launch_all_reduce(stream, operands, symmetric, &[input.memory(), output.memory()], op) }
     }
 
     /// # Safety
-    /// As [`all_reduce_raw`](Self::all_reduce_raw), but for memory named in `uses`; `symmetric`, if given, is of this
-    /// group and its part of this rank holds the input.
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), but for memory named in `uses`; symmetric buffers, where given, are of this
+    /// group and their parts of this rank hold the input and the output.
     unsafe fn launch_all_reduce(
         self,
         stream: &B::Stream,
         operands: Operands,
-        symmetric: Option<&Arc<Symmetric<B>>>,
+        [symmetric, target]: [Option<&Arc<Symmetric<B>>>; 2],
         uses: &[&B::Buffer],
         op: ReduceOp,
     ) -> Result<()> {
@@ -154,19 +158,22 @@ impl<B: Backend> Call<'_, B> {
             dtype: dtype as u32,
             ..AllReduceParams::zeroed()
         };
-        let readable = symmetric.filter(|_| match plan.algorithm {
+        // What peers touch, if it is where they can.
+        let (touched, at) = match plan.algorithm {
             // In place, this rank would overwrite what its peers are still reading.
-            Algorithm::OneStage => !in_place,
-            Algorithm::TwoStage => true,
+            Algorithm::OneStage => (symmetric.filter(|_| !in_place), input),
+            Algorithm::TwoStage => (symmetric, input),
+            Algorithm::TwoStagePush => (target, output),
             // Each rank pushes from its own memory.
-            _ => false,
-        });
-        let mut params = AllReduceParams {
-            view: readable.map_or([input; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, input)),
-            ..params
+            _ => (None, input),
         };
-        if readable.is_none() && !plan.algorithm.uses_region() {
+        let mut params =
+            AllReduceParams { view: touched.map_or([at; MAX_GPUS], |s| s.seen_by_ranks(self.comm.rank, at)), ..params };
+        if touched.is_none() && !plan.algorithm.uses_region() {
             params.group.flags |= FLAG_STAGED;
+        }
+        if plan.algorithm == Algorithm::TwoStagePush {
+            params.group.flags |= FLAG_PUSH;
         }
         let kernel = kernel_for(&plan, &params, op, dtype);
         let work = Work {
@@ -178,7 +185,7 @@ impl<B: Backend> Call<'_, B> {
             same_grid: true,
             described: Some([described; MAX_GPUS]),
         };
-        let read = readable.iter().flat_map(|symmetric| symmetric.all_memory());
+        let read = touched.iter().flat_map(|symmetric| symmetric.all_memory());
         // SAFETY: the parameters are the kernel's. Input and output are of this rank, by the caller's promise; peers read
         // the symmetric buffer or this rank's scratch, which the launch keeps alive.
         unsafe { self.launch(stream, work, read.chain(uses.iter().copied())) }
@@ -270,7 +277,7 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
     let few_packs = params.packs <= params.window_packs.min(SMALL_PACKS.saturating_mul(threads));
     let Some(sum) = FastSum::of(op, dtype) else {
         return match plan.algorithm {
-            Algorithm::TwoStage => Kernel::AllReduceTwoStageAny,
+            Algorithm::TwoStage | Algorithm::TwoStagePush => Kernel::AllReduceTwoStageAny,
             _ => Kernel::AllReduceOneStageAny,
         };
     };
@@ -280,7 +287,7 @@ fn kernel_for(plan: &Plan, params: &AllReduceParams, op: ReduceOp, dtype: Dtype)
         }
         Algorithm::Lamport if few_ranks => Kernel::AllReduceLamportSmall(sum),
         Algorithm::Lamport => Kernel::AllReduceLamport(sum),
-        Algorithm::TwoStage => Kernel::AllReduceTwoStage(sum),
+        Algorithm::TwoStage | Algorithm::TwoStagePush => Kernel::AllReduceTwoStage(sum),
         Algorithm::TwoShot if few_ranks => Kernel::AllReduceTwoShotSmall(sum),
         Algorithm::TwoShot => Kernel::AllReduceTwoShot(sum),
         _ => Kernel::AllReduceOneStage(sum),
@@ -293,7 +300,9 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams, all: u64) -> u64 {
     let packs = group.scratch_bytes / PACK_BYTES as u64;
     let world = u64::from(group.world);
     match algorithm {
-        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Lines => packs,
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push | Algorithm::Lines => packs,
+        // world shards for this rank, and as many sums for it.
+        Algorithm::TwoStagePush => packs / (2 * world) * world,
         Algorithm::TwoShot => {
             // Of a sender's slots, of which few ranks have several: all for two ranks, half for shards and half for sums for more.
             // Equal windows, so that the last is no shorter than the ranks are many.

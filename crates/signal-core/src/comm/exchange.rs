@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{Algorithm, CountedParams, ExchangeParams, FLAG_STAGED, FastSum, Kernel, Operation};
+use crate::kernel::{Algorithm, CountedParams, ExchangeParams, FLAG_PUSH, FLAG_STAGED, FastSum, Kernel, Operation};
 use crate::layout::{CONTROL_OFFSET, Control, LINE_BANKS_BYTES, MAX_GPUS};
 use crate::plan::{self, Load, Plan};
 
@@ -116,7 +116,9 @@ impl<B: Backend> Call<'_, B> {
         let Exchange { collective, root, reduction, .. } = *exchange;
         let (rank, world) = (self.comm.rank, self.comm.world_size());
         let apart = collective == Collective::SendRecv;
-        let lines = plan.algorithm == Algorithm::Lines;
+        let (lines, pushes) = (plan.algorithm == Algorithm::Lines, plan.algorithm == Algorithm::Push);
+        // Pushed pieces lie in the scratch by who sent them.
+        let one_for_all = exchange.one_for_all && !pushes;
         let group = if apart { self.begin_apart()? } else { self.begin(plan.blocks, plan.threads)? };
         let described = Description::collective(collective, &plan, root, exchange.amount);
         if exchange.load.bytes == 0 {
@@ -133,7 +135,7 @@ impl<B: Backend> Call<'_, B> {
             send_bytes: exchange.send.map(|piece| piece.bytes),
             target: exchange.receive.map(|piece| piece.address),
             receive_bytes: exchange.receive.map(|piece| piece.bytes),
-            window_bytes: group.scratch_bytes / if exchange.one_for_all { 1 } else { world as u64 } / LINE * LINE,
+            window_bytes: group.scratch_bytes / if one_for_all { 1 } else { world as u64 } / LINE * LINE,
             slot_bytes: 0,
             banks: (CONTROL_OFFSET + offset_of!(Control, line_banks)) as u64
                 + LINE_BANKS_BYTES as u64 / self.comm.shares() * u64::from(group.domain),
@@ -146,21 +148,28 @@ impl<B: Backend> Call<'_, B> {
         };
         if lines {
             params.slot_bytes = self.comm.line_slot_bytes();
-        } else if !exchange.one_for_all {
+        } else if !one_for_all {
             params.slot_bytes = params.window_bytes;
         }
-        let to_peers = || exchange.send.iter().enumerate().filter(|(to, piece)| *to != rank && piece.bytes > 0);
-        let pulls = !lines; // by lines each rank pushes from its own memory
-        if pulls && (exchange.in_place || to_peers().any(|(_, piece)| piece.symmetric.is_none())) {
+        // What peers touch: pieces that they read, or write, or by lines none.
+        let touched = if pushes { &exchange.receive } else { &exchange.send };
+        let of_peers = || touched.iter().enumerate().filter(|(peer, piece)| *peer != rank && piece.bytes > 0);
+        let adds = pushes && reduction.is_some();
+        if pushes {
+            params.group.flags |= FLAG_PUSH;
+        }
+        if !lines && (exchange.in_place || adds || of_peers().any(|(_, piece)| piece.symmetric.is_none())) {
             params.group.flags |= FLAG_STAGED;
-        } else if pulls {
-            for (to, piece) in to_peers() {
+        } else if !lines {
+            let told = if pushes { &mut params.target } else { &mut params.source };
+            for (peer, piece) in of_peers() {
                 if let Some(symmetric) = piece.symmetric {
-                    params.source[to] = symmetric.seen_by_ranks(rank, piece.address)[to];
+                    told[peer] = symmetric.seen_by_ranks(rank, piece.address)[peer];
                 }
             }
         }
-        let highest = params.source.iter().zip(&params.send_bytes).map(|(at, bytes)| at.saturating_add(*bytes)).max();
+        let ends = |at: &[u64], bytes: &[u64]| at.iter().zip(bytes).map(|(at, bytes)| at.saturating_add(*bytes)).max();
+        let highest = ends(&params.source, &params.send_bytes).max(ends(&params.target, &params.receive_bytes));
         if let Some(highest) = highest.filter(|highest| *highest >= MOST_ADDRESS) {
             return Err(ApiMisuse::AddressTooHigh { address: highest, limit: MOST_ADDRESS }.into());
         }
@@ -178,7 +187,7 @@ impl<B: Backend> Call<'_, B> {
         for peer in (0..world).filter(|peer| *peer != rank) {
             let (sent, received) = (params.send_bytes[peer], params.receive_bytes[peer]);
             let (to_higher, to_lower) = if rank < peer { (sent, received) } else { (received, sent) };
-            if pulls {
+            if !lines {
                 params.seal[peer] = seal(&params, plan.threads, root, (peer, to_higher, to_lower));
             }
             partners |= u32::from(sent > 0 || received > 0) << peer;
@@ -219,10 +228,10 @@ impl<B: Backend> Call<'_, B> {
 /// What both ranks of a pair make of what they must agree on: a peer that makes of it something else makes another call.
 fn seal(params: &ExchangeParams, threads: u32, root: usize, pair: (usize, u64, u64)) -> u32 {
     let (peer, to_higher, to_lower) = pair;
-    let ExchangeParams { operation, op, dtype, window_bytes, .. } = *params;
+    let ExchangeParams { operation, op, dtype, window_bytes, group, .. } = *params;
     let words = [
         u64::from(operation) << 32 | u64::from(op) << 16 | root as u64,
-        u64::from(dtype),
+        u64::from(group.flags & FLAG_PUSH) << 32 | u64::from(dtype),
         u64::from(params.blocks[peer]) << 32 | u64::from(threads),
         window_bytes,
         to_higher,

@@ -24,9 +24,15 @@ pub enum Algorithm {
     /// windows: two hops and no barrier that data waits for, 2 (n - 1) / n x bytes per rank, on domain 0 only. Two ranks add all of it
     /// each: as many bytes, one hop. A message of fewer than n x 16 bytes goes by [`Lamport`](Self::Lamport).
     TwoShot,
+    /// Of an all-reduce. As [`TwoStage`](Self::TwoStage), by pushing: shards to the scratch of who adds them, and the sums to all
+    /// outputs, or to the scratch of ranks whose output peers cannot write.
+    TwoStagePush,
     /// Of all other collectives. Every rank pulls what is for it from its peers' inputs, or from their scratch where peers cannot
     /// read those: one hop.
     Pull,
+    /// Of the same. Every rank pushes what it has for its peers to their outputs, or to their scratch where peers cannot write those,
+    /// and where data is added: one hop.
+    Push,
     /// Of all but send-recv. Every rank pushes what it has for its peers as lines, which carry readiness beside each 4 bytes: one hop
     /// and no barrier, twice the bytes, for small pieces of any data on any domain.
     Lines,
@@ -34,17 +40,25 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 8] = [
         Algorithm::OneStage,
         Algorithm::TwoStage,
         Algorithm::Lamport,
         Algorithm::TwoShot,
+        Algorithm::TwoStagePush,
         Algorithm::Pull,
+        Algorithm::Push,
         Algorithm::Lines,
     ];
     /// Those of an all-reduce.
-    pub const ALL_REDUCE: [Algorithm; 5] =
-        [Algorithm::OneStage, Algorithm::TwoStage, Algorithm::Lamport, Algorithm::TwoShot, Algorithm::Lines];
+    pub const ALL_REDUCE: [Algorithm; 6] = [
+        Algorithm::OneStage,
+        Algorithm::TwoStage,
+        Algorithm::TwoStagePush,
+        Algorithm::Lamport,
+        Algorithm::TwoShot,
+        Algorithm::Lines,
+    ];
 
     /// Whether data goes through the Lamport region: sums of f32, f16 and bf16, on domain 0.
     pub const fn uses_region(self) -> bool {
@@ -58,7 +72,9 @@ impl Algorithm {
             Algorithm::TwoStage => "two-stage",
             Algorithm::Lamport => "lamport",
             Algorithm::TwoShot => "two-shot",
+            Algorithm::TwoStagePush => "two-stage-push",
             Algorithm::Pull => "pull",
+            Algorithm::Push => "push",
             Algorithm::Lines => "ll",
         }
     }

@@ -110,6 +110,8 @@ pub const FLAG_STAGED: u32 = 2;
 /// The stream's next kernel may be launched while this one runs: there is room for it beside all that this one waits for
 /// (P4, P9).
 pub const FLAG_ALLOW_NEXT: u32 = 4;
+/// Data is pushed: what ranks tell each other is where it goes.
+pub const FLAG_PUSH: u32 = 8;
 
 /// What every kernel needs to know about its rank and its peers.
 #[repr(C)]
