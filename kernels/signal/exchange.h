@@ -115,9 +115,9 @@ SIGNAL_DEVICE void keep_pieces(const ExchangeParams& p, const BlockShared& share
 }
 
 // The same by pushing: what is told is where pieces go, in the peer's memory or its scratch, and behind the second barrier they are
-// there. `finish(partners, start)` does what is left to do with those in the scratch.
-template <class Finish>
-SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, uint64_t least, Finish finish) {
+// there. `own()` keeps what this rank has for itself; `finish(partners, start)` does what is left to do with pieces in the scratch.
+template <class Own, class Finish>
+SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, uint64_t least, Own own, Finish finish) {
   Member m(p.group, p.operation);
   PieceBarriers barriers(m, shared);
   begin(m, barriers);
@@ -130,12 +130,16 @@ SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, ui
     // Relaxed: what this rank has read of its memory before, it has read.
     barriers.publish(PiecePlace{p, p.target, start}, false, start == 0 ? Turn::kFirst : Turn::kBetween);
     if (!barriers.complete()) break;
+    // Some blocks before they push and some behind it, so that the links and the own memory are busy at once.
+    const bool own_first = platform::block_id() % 2 != 0;
+    if (start == 0 && own_first) own();
     SIGNAL_NO_UNROLL
     for (uint32_t k = 1; k < p.group.world; k++) {
       const uint32_t to = rank_after(p.group, k);
       if (!barriers.who.has(to)) continue;
       copy<From::kOwn>(p.source[to] + start, shared.source[to], bytes_in_window(p, p.send_bytes[to], start), Stride(p.blocks[to]));
     }
+    if (start == 0 && !own_first) own();
     // Ordered: pieces are there once it is over. Peers write here again behind a start barrier only, so no other one follows.
 #ifdef SIGNAL_MUTANT_PUSHES_RELAXED
     if (!barriers.meet(kPhaseExit, false, Turn::kBetween)) break;
@@ -151,8 +155,7 @@ SIGNAL_DEVICE uint64_t pushed_to(const ExchangeParams& p, uint32_t from) { retur
 
 SIGNAL_COLD void push_data(const ExchangeParams& p) {
   SIGNAL_SHARED(BlockShared, shared);
-  push_windows(p, shared, 0, [&](Partners partners, uint64_t start) SIGNAL_INLINE {
-    if (start == 0) keep_own(p);
+  push_windows(p, shared, 0, [&]() SIGNAL_INLINE { keep_own(p); }, [&](Partners partners, uint64_t start) SIGNAL_INLINE {
     if (!is_staged(p.group)) return;
     SIGNAL_NO_UNROLL
     for (uint32_t from = 0; from < p.group.world; from++) {
@@ -167,7 +170,7 @@ SIGNAL_COLD void push_reduce_scatter(const ExchangeParams& p) {
   SIGNAL_SHARED(PushShared, shared);
   BlockShared& slots = shared.slots;
   const uint32_t rank = p.group.rank;
-  push_windows(p, shared.places, p.receive_bytes[rank], [&](Partners, uint64_t start) SIGNAL_INLINE {
+  push_windows(p, shared.places, p.receive_bytes[rank], [] {}, [&](Partners, uint64_t start) SIGNAL_INLINE {
     if (platform::thread_id() == 0) {
       for (uint32_t r = 0; r < p.group.world; r++) slots.source[r] = r == rank ? p.source[r] + start : pushed_to(p, r);
     }
