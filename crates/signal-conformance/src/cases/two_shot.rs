@@ -87,7 +87,7 @@ pub fn two_shot_and_lamport_follow_each_other<B: Backend>(rig: &Rig<B>) {
             .into_iter()
             .take(most)
             .map(|bytes| {
-                let by_region = bytes <= 16_384 && rng.next_u64() % 2 == 0;
+                let by_region = bytes <= 16_384 && rng.next_u64().is_multiple_of(2);
                 let algorithm = if by_region { Algorithm::Lamport } else { Algorithm::TwoShot };
                 let grid = options(|o| {
                     (o.algorithm, o.blocks, o.threads) = (Some(algorithm), Some(pick(&mut rng, &[1, 2, 3])), Some(2));
