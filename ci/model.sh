@@ -99,7 +99,7 @@ SPIN=(
   "recover  fail  -DCARRY_ON"
 )
 
-FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3)
+FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3 -DSIGNAL_MODEL_SLOT_PACKS=3)
 # The kernels are compiled for a race detector, so that the compiler calls the model at each access to shared memory; and the
 # compiler sees a first poll that may not happen, which would leave a value undefined.
 KERNEL_FLAGS=(-O1 -fsanitize=thread -Wno-maybe-uninitialized -Wno-unknown-warning-option)

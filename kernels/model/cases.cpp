@@ -13,6 +13,12 @@ Call check(uint32_t threads) { return Call{Kind::kCheck, 'f', 0, false, false, 0
 Call lamport(uint32_t count, char type, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kLamport, type, count, false, false, 0, blocks, threads};
 }
+// Of so many packs, in windows of so many.
+Call two_shot(uint32_t packs, uint32_t window, uint32_t blocks, uint32_t threads) {
+  Call c{Kind::kTwoShot, 'f', packs * 4, false, false, 0, blocks, threads};
+  c.window = window;
+  return c;
+}
 Call one_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kOneStage, 'f', count, false, false, 0, blocks, threads};
 }
@@ -111,6 +117,37 @@ void add_lamport(List& l) {
   Scenario& more = l.add("lamport-more", 2, {lamport(16, 'f', 1, 2), small, lamport(16, 'f', 1, 2), lamport(16, 'f', 1, 2)});
   more.atoms = 1;
   l.add("lamport-blocks", 2, {lamport(8, 'f', 2, 1), lamport(4, 'f', 1, 1), lamport(8, 'f', 2, 1)}).atoms = 2;
+}
+
+// Windows of as many packs as a rank has threads, or of more rounds; two-shot calls in each order with Lamport calls, which leave packs.
+void add_two_shot(List& l) {
+  // Where one thread has one peer, it takes as many.
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const auto whole = [&](const std::string& name, std::vector<Call> calls) -> Scenario& {
+    Scenario& s = l.add(name.c_str(), 2, std::move(calls));
+    s.atoms = 1;
+    return s;
+  };
+  const auto windows = [&](uint32_t n, uint32_t rounds = 1) { return two_shot(n * rounds * t, rounds * t, 1, t); };
+  const Call small = lamport(4, 'f', 1, t), large = lamport(16, 'f', 1, t);
+  whole("two-shot", {windows(1), windows(2), windows(3), windows(4), windows(5)}).counters = 0xfffffffe;
+  whole("two-shot-down", {windows(5), windows(4), windows(3), windows(2), windows(1)});
+  whole("two-shot-same", {windows(4), windows(4)}).atoms = 2;
+  whole("two-shot-lamport", {large, windows(1), large, windows(2), large, windows(3), large, windows(4), large});
+  whole("two-shot-small", {small, windows(3), small, windows(2), small, windows(1), large, windows(5), small});
+  whole("two-shot-rounds", {windows(1, 2), windows(2, 2), windows(3, 2)});
+  whole("two-shot-rounds-down", {windows(5, 2), windows(4, 2), windows(2, 3)});
+  whole("two-shot-rounds-lamport", {large, windows(2, 2), large, windows(4, 2), small, windows(1, 3), windows(3, 2), small});
+  // The last window is shorter, by whole rounds and by threads, and its last pack is not whole.
+  whole("two-shot-short", {two_shot(7 * t, 3 * t, 1, t), small, two_shot(5 * t - 1, 2 * t, 1, t), two_shot(3, 2, 1, t)}).shift = 4;
+  Call halves = of_halves(windows(3, 2));
+  halves.count = halves.count * 2 - 3;
+  whole("two-shot-zeros", {halves, small, windows(3)}).zeros = true;
+  for (uint32_t before = 0; before < 4; before++) {
+    whole("two-shot-wrap-" + std::to_string(before), {windows(1), large, windows(4), windows(2)}).flag = 0xfffffffe - before * 2;
+  }
+  whole("two-shot-early", {windows(3), small, windows(2)}).early = true;
+  whole("two-shot-init", {windows(3), small}).story = Story::kInit;
 }
 
 void add_mixed(List& l) {
@@ -324,6 +361,7 @@ std::vector<Scenario> scenarios() {
     add_barriers(list);
     add_stages(list);
     add_lamport(list);
+    add_two_shot(list);
     add_mixed(list);
     add_exchange(list);
     add_lines(list);
