@@ -91,7 +91,7 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uin
 
 // ---- Memory.
 
-constexpr uint32_t kRoom = 512;  // bytes of a buffer, of which a call uses the first
+constexpr uint32_t kRoom = 1024;  // bytes of a buffer, of which a call uses the first
 constexpr uint32_t kPieceRoom = 64;  // in it, of what is for one rank, or from one
 
 uint64_t input_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4) + now->shift; }
