@@ -67,6 +67,22 @@ MUTANTS=(
   "SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS      lines-wrap-blocks-3  random"
   "SIGNAL_MUTANT_LINES_GIVE_UP_AS_IS           late-lines           random"
   "SIGNAL_MUTANT_LINE_LOOKED_AT_AGAIN          late-lines-blocks    random"
+  "SIGNAL_MUTANT_TWO_SHOT_CLEARED_RELAXED     two-shot             all"
+  "SIGNAL_MUTANT_TWO_SHOT_NEVER_AWAITS        two-shot             all"
+  "SIGNAL_MUTANT_TWO_SHOT_LEAVES_SHARDS       two-shot             all"
+  "SIGNAL_MUTANT_TWO_SHOT_LEAVES_SUMS         two-shot-3           all"
+  "SIGNAL_MUTANT_TWO_SHOT_SECOND_WINDOW_UNHEARD two-shot-rounds      all"
+  "SIGNAL_MUTANT_TWO_SHOT_LAST_NUMBER_NOT_AWAITED two-shot-down        all"
+  "SIGNAL_MUTANT_TWO_SHOT_LAST_SUMS_NOT_AWAITED two-shot-large-3     all"
+  "SIGNAL_MUTANT_TWO_SHOT_SIGNALS_AT_ONCE     two-shot-waves       all"
+  "SIGNAL_MUTANT_TWO_SHOT_SENDS_TOO_EARLY     two-shot             all"
+  "SIGNAL_MUTANT_TWO_SHOT_FLAG_ADVANCES_BY_ONE two-shot             all"
+  "SIGNAL_MUTANT_TWO_SHOT_LEAVES_WHAT_IS_LEFT two-shot-small       all"
+  "SIGNAL_MUTANT_TWO_SHOT_FIRST_NUMBER_AT_ONCE two-shot-small       all"
+  "SIGNAL_MUTANT_TWO_SHOT_SENDS_AFTER_A_FAULT late-two-shot        random"
+  "SIGNAL_MUTANT_TWO_SHOT_ADVANCES_AFTER_A_FAULT late-two-shot        random"
+  "SIGNAL_MUTANT_NO_RELEASE_OF_THE_WAVE       two-shot-waves       all"
+  "SIGNAL_MUTANT_RELAXED_ACQUIRE              two-shot-down        all"
 )
 
 # Model of docs/models, whether it must pass or fail, defines.
@@ -99,7 +115,7 @@ SPIN=(
   "recover  fail  -DCARRY_ON"
 )
 
-FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3)
+FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3 -DSIGNAL_MODEL_SLOT_PACKS=4)
 # The kernels are compiled for a race detector, so that the compiler calls the model at each access to shared memory; and the
 # compiler sees a first poll that may not happen, which would leave a value undefined.
 KERNEL_FLAGS=(-O1 -fsanitize=thread -Wno-maybe-uninitialized -Wno-unknown-warning-option)

@@ -13,6 +13,12 @@ Call check(uint32_t threads) { return Call{Kind::kCheck, 'f', 0, false, false, 0
 Call lamport(uint32_t count, char type, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kLamport, type, count, false, false, 0, blocks, threads};
 }
+// Of so many packs, in windows of so many.
+Call two_shot(uint32_t packs, uint32_t window, uint32_t blocks, uint32_t threads) {
+  Call c{Kind::kTwoShot, 'f', packs * 4, false, false, 0, blocks, threads};
+  c.window = window;
+  return c;
+}
 Call one_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kOneStage, 'f', count, false, false, 0, blocks, threads};
 }
@@ -113,6 +119,76 @@ void add_lamport(List& l) {
   l.add("lamport-blocks", 2, {lamport(8, 'f', 2, 1), lamport(4, 'f', 1, 1), lamport(8, 'f', 2, 1)}).atoms = 2;
 }
 
+// Windows of as many packs as a rank has threads, or of more rounds; two-shot calls in each order with Lamport calls, which leave packs.
+void add_two_shot(List& l) {
+  // Where one thread has one peer, it takes as many.
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const auto whole = [&](const std::string& name, std::vector<Call> calls) -> Scenario& {
+    Scenario& s = l.add(name.c_str(), 2, std::move(calls));
+    s.atoms = 1;
+    return s;
+  };
+  const auto windows = [&](uint32_t n, uint32_t rounds = 1) { return two_shot(n * rounds * t, rounds * t, 1, t); };
+  const Call small = lamport(4, 'f', 1, t), large = lamport(20, 'f', 1, t);
+  whole("two-shot", {windows(1), windows(2), windows(3), windows(4), windows(5)}).counters = 0xfffffffe;
+  whole("two-shot-down", {windows(5), windows(4), windows(3), windows(2), windows(1)});
+  whole("two-shot-same", {windows(4), windows(4)}).atoms = 2;
+  whole("two-shot-lamport", {large, windows(1), large, windows(2), large, windows(3), large, windows(4), large});
+  whole("two-shot-small", {small, windows(3), small, windows(2), small, windows(1), large, windows(5), small});
+  whole("two-shot-rounds", {windows(1, 2), windows(2, 2), windows(3, 2)});
+  whole("two-shot-rounds-down", {windows(4, 2), windows(2, 3)});
+  whole("two-shot-rounds-lamport", {large, windows(2, 2), large, windows(4, 2), small, windows(1, 3), small});
+  // The last window is shorter, by whole rounds and by threads, and its last pack is not whole.
+  whole("two-shot-short", {two_shot(7 * t, 3 * t, 1, t), small, two_shot(5 * t - 1, 2 * t, 1, t), two_shot(3, 2, 1, t)}).shift = 4;
+  Call halves = of_halves(windows(3, 2));
+  halves.count = halves.count * 2 - 3;
+  whole("two-shot-zeros", {halves, small, windows(3)}).zeros = true;
+  for (uint32_t before = 0; before < 4; before++) {
+    whole("two-shot-wrap-" + std::to_string(before), {windows(1), large, windows(4), windows(2)}).flag = 0xfffffffe - before * 2;
+  }
+  whole("two-shot-early", {windows(3), small, windows(2)}).early = true;
+  whole("two-shot-init", {windows(3), small}).story = Story::kInit;
+  const auto by_two = [&](uint32_t packs, uint32_t window) { return two_shot(packs * t, window * t, 2, t); };
+  if (!l.relaxed) {
+    const Call by_waves = two_shot(6, 2, 1, 2);
+    whole("two-shot-waves", {by_waves, lamport(20, 'f', 1, 2), by_waves});
+  }
+  const Call blocks = by_two(6, 2), two_rounds = by_two(8, 4);
+  if (l.relaxed) {
+    l.at_random("two-shot-blocks", 2, {blocks, small, two_rounds, blocks});
+  } else {
+    whole("two-shot-blocks", {blocks, small});
+    whole("two-shot-blocks-rounds", {two_rounds});
+  }
+  l.at_random("two-shot-blocks-mixed", 2, {by_two(10, 2), large, two_rounds, windows(2), by_two(15, 4), small, by_two(3, 4), blocks});
+}
+
+// With sums that are sent on.
+void add_two_shot_of_three(List& l) {
+  const auto whole = [&](const std::string& name, std::vector<Call> calls) -> Scenario& {
+    Scenario& s = l.add(name.c_str(), 3, std::move(calls));
+    s.atoms = 1;
+    return s;
+  };
+  const uint32_t u = l.relaxed ? 3 : 1;
+  const auto windows = [&](uint32_t n) { return two_shot(n * 3 * u, 3 * u, 1, u); };
+  const Call small = lamport(4, 'f', 1, u), large = lamport(20, 'f', 1, u);
+  const auto short_rounds = [&](uint32_t packs) { return two_shot(packs, 4 * u, 1, u); };  // rounds that not all threads have a pack in
+  if (!l.relaxed) {
+    whole("two-shot-3", {windows(1), windows(1), windows(1), windows(1)});
+    whole("two-shot-up-3", {windows(1), small, windows(2)});
+    whole("two-shot-down-3", {windows(3), windows(2)});
+    whole("two-shot-many-3", {small, windows(4)});
+    whole("two-shot-large-3", {windows(3), large});
+    whole("two-shot-rounds-3", {short_rounds(12 * u), large});
+    whole("two-shot-wrap-3", {small, windows(2)}).flag = 0xfffffffe;
+  }
+  Scenario& more = l.at_random("two-shot-more-3", 3, {large, windows(5), windows(3), large, short_rounds(15 * u), small,
+                                                      short_rounds(13 * u), windows(1), windows(4)});
+  more.flag = 0xfffffff6;
+  more.runs = 40;
+}
+
 void add_mixed(List& l) {
   const Call one = one_stage(8, 1, 2), small = lamport(4, 'f', 1, 2);
   l.add("mixed", 2, {small, one_stage(4, 1, 2), barrier(1, 2), small});
@@ -199,6 +275,7 @@ void add_exchange_of_three(List& l, uint32_t each) {
 void add_three(List& l) {
   const uint32_t each = l.relaxed ? 3 : 1;
   add_exchange_of_three(l, each);
+  add_two_shot_of_three(l);
   const Call one = one_stage(4, 1, each), two = two_stage(8, 1, each);
   l.add("barrier-3", 3, {barrier(1, each), barrier(1, each), barrier(1, each)});
   l.add("probe-3", 3, {probe(2, each)});
@@ -254,6 +331,35 @@ void add_faults(List& l) {
   // Two kernels of a rank that leave at once, of which one reports.
   l.faulty("late-domains", Story::kLate, {staged(one), on_domain(1, staged(one))}, 2).exhaustive = false;
   l.faulty("abort-domains", Story::kAbort, {staged(one), on_domain(1, staged(one))}).exhaustive = false;
+}
+
+// A stop within a call of windows, and calls behind it that find the abort word raised.
+void add_two_shot_faults(List& l) {
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const auto windows = [&](uint32_t n, uint32_t rounds = 1) { return two_shot(n * rounds * t, rounds * t, 1, t); };
+  const Call small = lamport(4, 'f', 1, t);
+  const auto blocks = [&](uint32_t n) { return two_shot(n * 2 * t, 2 * t, 2, t); };
+  const auto at_random = [&](const char* name, Story story, std::vector<Call> calls, uint32_t expiries = 0) -> Scenario& {
+    Scenario& s = l.faulty(name, story, std::move(calls), expiries);
+    s.exhaustive = false;
+    s.runs = 1000;
+    return s;
+  };
+  l.faulty("absent-two-shot", Story::kAbsent, {windows(2), small}, t + 1).exhaustive = !l.relaxed;
+  l.faulty("late-two-shot-once", Story::kLate, {windows(1), small}, 1).exhaustive = !l.relaxed;
+  l.faulty("abort-two-shot-once", Story::kAbort, {windows(1), small}).exhaustive = !l.relaxed;
+  at_random("absent-two-shot-many", Story::kAbsent, {windows(5), windows(2)}, 4);
+  at_random("late-two-shot", Story::kLate, {windows(3), windows(1), small}, 2);
+  at_random("late-two-shot-rounds", Story::kLate, {small, windows(2, 2), windows(4), windows(2)}, 2);
+  at_random("late-two-shot-blocks", Story::kLate, {blocks(4), windows(3), windows(1), small}, 2);
+  at_random("late-two-shot-blocks-one", Story::kLate, {blocks(3), blocks(1), windows(1), blocks(2)}, 2);
+  at_random("abort-two-shot", Story::kAbort, {windows(4), small, windows(2)});
+  at_random("abort-two-shot-blocks", Story::kAbort, {blocks(2), windows(1), blocks(4)});
+  const uint32_t u = l.relaxed ? 3 : 1;
+  const auto of_three = [&](uint32_t n) { return two_shot(n * 3 * u, 3 * u, 1, u); };
+  Scenario& three = at_random("late-two-shot-3", Story::kLate, {of_three(4), of_three(1), lamport(4, 'f', 1, u), of_three(2)}, 2);
+  three.world = 3;
+  three.runs = 300;
 }
 
 void add_larger(List& l) {
@@ -324,11 +430,13 @@ std::vector<Scenario> scenarios() {
     add_barriers(list);
     add_stages(list);
     add_lamport(list);
+    add_two_shot(list);
     add_mixed(list);
     add_exchange(list);
     add_lines(list);
     add_three(list);
     add_faults(list);
+    add_two_shot_faults(list);
     add_larger(list);
   }
   return list.all;

@@ -44,6 +44,8 @@ extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
     {"two_stage_bf16", run<AllReduceParams, all_reduce_two_stage<Bf16>>},
     {"lamport_f32", run<AllReduceParams, all_reduce_lamport<F32, 1, 4>>},
     {"lamport_bf16", run<AllReduceParams, all_reduce_lamport<Bf16, 1, 4>>},
+    {"two_shot_f32", run<AllReduceParams, all_reduce_two_shot<F32, 1, 4>>},
+    {"two_shot_bf16", run<AllReduceParams, all_reduce_two_shot<Bf16, 1, 4>>},
     {"move", run<ExchangeParams, move_data>},
     {"reduce_scatter_f32", run<ExchangeParams, reduce_scatter<F32>>},
     {"reduce_scatter_bf16", run<ExchangeParams, reduce_scatter<Bf16>>},

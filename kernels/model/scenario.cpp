@@ -20,7 +20,10 @@ const Scenario* now;  // of which everything here speaks
 
 uint32_t element_bytes(const Call& c) { return c.type == 'b' ? 2 : 4; }
 uint32_t bytes_of(const Call& c) { return c.count * element_bytes(c); }
-bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || c.kind == Kind::kLamport; }
+uint32_t packs_of(const Call& c) { return (bytes_of(c) + kPackBytes - 1) / kPackBytes; }
+uint32_t windows_of(const Call& c) { return (packs_of(c) + c.window - 1) / c.window; }
+bool is_pushed(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot; }  // through the region
+bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || is_pushed(c); }
 bool pulls(const Call& c) { return c.kind == Kind::kMove || c.kind == Kind::kReduceScatter; }
 bool goes_by_lines(const Call& c) { return c.kind == Kind::kLinesMove || c.kind == Kind::kLinesReduce; }
 bool is_exchange(const Call& c) { return pulls(c) || goes_by_lines(c); }
@@ -29,7 +32,7 @@ bool reduces(const Call& c) { return is_all_reduce(c) || c.kind == Kind::kReduce
 // Whether peers read the input where it lies.
 bool is_readable(const Call& c) {
   if (is_exchange(c)) return pulls(c) && !c.staged && !(c.in_place && reduces(c));
-  return is_all_reduce(c) && c.kind != Kind::kLamport && !c.staged && !(c.kind == Kind::kOneStage && c.in_place);
+  return is_all_reduce(c) && !is_pushed(c) && !c.staged && !(c.kind == Kind::kOneStage && c.in_place);
 }
 
 // Elements that a rank has for another in an exchange.
@@ -88,7 +91,7 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uin
 
 // ---- Memory.
 
-constexpr uint32_t kRoom = 256;  // bytes of a buffer, of which a call uses the first
+constexpr uint32_t kRoom = 1024;  // bytes of a buffer, of which a call uses the first
 constexpr uint32_t kPieceRoom = 64;  // in it, of what is for one rank, or from one
 
 uint64_t input_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4) + now->shift; }
@@ -377,17 +380,19 @@ void launch_call(uint32_t rank, uint32_t number) {
   p.input = input_at(rank, c.domain);
   p.output = c.in_place ? p.input : output_at(rank, c.domain);
   p.bytes = bytes;
-  p.packs = (bytes + kPackBytes - 1) / kPackBytes;
+  p.packs = packs_of(c);
   p.whole_packs = bytes / kPackBytes;
   p.window_packs = group.scratch_bytes / kPackBytes;
   if (c.kind == Kind::kTwoStage) p.window_packs = p.window_packs / (now->world + 1) * now->world;
+  if (c.kind == Kind::kTwoShot) p.window_packs = c.window;
   for (uint64_t& view : p.view) view = p.input;
-  if (!is_readable(c) && c.kind != Kind::kLamport) p.group.flags |= kFlagStaged;
+  if (!is_readable(c) && !is_pushed(c)) p.group.flags |= kFlagStaged;
   const uint64_t few = 2 * uint64_t(c.blocks) * c.threads < p.window_packs ? 2 * uint64_t(c.blocks) * c.threads : p.window_packs;
   const bool small = now->world <= 4 && p.packs <= few && (p.group.flags & ~kFlagAllowNext) == 0;
   const char* stem = small && c.type == 'f' ? "one_stage_small" : "one_stage";
   if (c.kind == Kind::kLamport) stem = "lamport";
   if (c.kind == Kind::kTwoStage) stem = "two_stage";
+  if (c.kind == Kind::kTwoShot) stem = "two_shot";
   char kernel[32];
   snprintf(kernel, sizeof kernel, "%s_%s", stem, c.type == 'b' ? "bf16" : "f32");
   start(kernel, &p, sizeof p);
@@ -433,9 +438,10 @@ void check_state(uint32_t rank, uint32_t status) {
   for (uint32_t& count : counts) count = now->lines;
   for (const Call& c : now->calls) {
     if (goes_by_lines(c)) counts[c.domain] = counts[c.domain] == 0xfffffffdu ? 0 : counts[c.domain] + 1;
-    if (c.kind != Kind::kLamport || c.count == 0) continue;
-    flag = flag + 1 == 0xffffffffu ? 0 : flag + 1;
-    left = (bytes_of(c) + kPackBytes - 1) / kPackBytes;
+    if (!is_pushed(c) || c.count == 0) continue;
+    const bool many = c.kind == Kind::kTwoShot;
+    flag = uint32_t((uint64_t(flag) + (many ? windows_of(c) : 1)) % 0xffffffffu);
+    left = many ? 0 : packs_of(c);
   }
 #ifdef SIGNAL_MODEL_LEFT_TO_CLEAR
   left = left < SIGNAL_MODEL_LEFT_TO_CLEAR ? left : SIGNAL_MODEL_LEFT_TO_CLEAR;

@@ -9,7 +9,7 @@
 namespace model {
 
 enum class Kind : uint8_t {
-  kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport,
+  kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport, kTwoShot,
   kMove, kReduceScatter,    // by pulling
   kLinesMove, kLinesReduce,
 };
@@ -35,6 +35,7 @@ struct Call {
   uint32_t threads;
   Pieces pieces = Pieces::kEach;
   uint32_t without = 0;  // ranks that have no part in it, as bits: they make no call
+  uint32_t window = 0;   // packs, of a two-shot call
 };
 
 enum class Story : uint8_t {

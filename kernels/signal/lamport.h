@@ -45,7 +45,11 @@ SIGNAL_DEVICE Pack* slot_pack(uint64_t base, uint32_t generation_offset, uint32_
   return at<Pack>(base, generation_offset + sender * kLamportSlotBytes + pack * kPackBytes);
 }
 
+#ifdef SIGNAL_MODEL_SLOT_PACKS  // likewise
+constexpr uint32_t kSlotPacks = SIGNAL_MODEL_SLOT_PACKS;
+#else
 constexpr uint32_t kSlotPacks = kLamportSlotBytes / kPackBytes;
+#endif
 
 // Pack `i` of what a sender has for a rank, from the start of its first slot. The region has slots for 8 ranks: fewer ranks have
 // several each, sender s those of s, s + n, s + 2 n.

@@ -8,11 +8,14 @@
 // A message runs through the region in windows, each of which counts as a call and takes the next generation, and each in rounds,
 // in which a thread has one pack of each shard. What a thread has read it clears at once, so a call leaves nothing to clear. Packs
 // are sent a window before the round that reduces them. The places of a call's first window are clear because this rank has heard so
-// in the call before; those of the second, because it has heard from every peer in this one; those of later ones are the window's
-// three before. That peers have cleared those, in this same kernel, only a release can tell: block b of each rank tells block b of
-// the others, by the counters of its barriers. Number k says that all up to window k - 1 is cleared, and number 0 that what the
-// call before left is. Behind window k a block awaits number k, which its peers signalled a window ago, so that nobody stands still
-// for it, and signals number k + 1.
+// in the call before; those of the second and third are once its peers have begun this one and cleared what the call before left;
+// those of later ones are the window's three before. That peers have cleared what this same kernel writes again only a release can
+// tell: block b of each rank tells block b of the others, by the counters of its barriers. Number 0 says that all from before the call
+// is cleared, number k that all up to window k - 1 is, but for the sums that are gathered a round late, which number k + 1 vouches
+// for: sums of a window are sent a window after its shards. A block awaits number 0 behind its first round and number k behind window
+// k, when its peers have signalled it a window ago, so that nobody stands still for it, and signals number k + 1. The last two are
+// for the next call's first window, which takes the places of this one's third-last: the shards' number, and that of the sums, over
+// which a Lamport call may write at once.
 #pragma once
 
 #include "lamport.h"
@@ -288,8 +291,17 @@ struct TwoShot {
         soon = fetch(out);
       }
     };
+#ifdef SIGNAL_MUTANT_TWO_SHOT_SENDS_AFTER_A_FAULT
+    send_window();
+#else
     if (windows == 1) send_window();
+#endif
+#ifdef SIGNAL_MUTANT_TWO_SHOT_FIRST_NUMBER_AT_ONCE
+    if (windows > 1) cleared.signal();
+#endif
+#ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_WHAT_IS_LEFT
     clear_left(state.word[1]);
+#endif
     platform::release_wave();
     const bool stop = platform::block_any(m.abort != 0);  // behind it the whole block has read the state, and cleared
     uint32_t arrived_before = kNoFlag;
@@ -302,10 +314,19 @@ struct TwoShot {
       return;
     }
     if (windows > 1) {
+#ifndef SIGNAL_MUTANT_TWO_SHOT_FIRST_NUMBER_AT_ONCE
       cleared.signal();
+#endif
       send_window();
     }
 
+#if defined(SIGNAL_MUTANT_TWO_SHOT_LAST_NUMBER_NOT_AWAITED)
+    const uint32_t numbers = windows == 1 ? 0 : kTwoHops && windows > 2 ? windows - 1 : windows - 2;
+#elif defined(SIGNAL_MUTANT_TWO_SHOT_LAST_SUMS_NOT_AWAITED)
+    const uint32_t numbers = windows - 1;
+#else
+    const uint32_t numbers = kTwoHops && windows > 2 ? windows : windows - 1;  // that are awaited
+#endif
     bool alive = true;
     Cursor in = start(), sums = in;
     while (in.number < windows) {
@@ -319,18 +340,32 @@ struct TwoShot {
       }
       const bool ends = in.round + 1 == rounds;
       if (ends) test_delay(m, kPhaseMiddle);
-      // The last number is for the next call's first window.
-      if (ends && in.number + 2 <= windows) {
+#ifdef SIGNAL_MUTANT_TWO_SHOT_SECOND_WINDOW_UNHEARD
+      const bool awaits = in.number < numbers && ends;
+#else
+      const bool awaits = in.number < numbers && (in.number == 0 ? in.round == 0 : ends);
+#endif
+      const bool signals = in.number + 1 < numbers && ends;
+#ifdef SIGNAL_MUTANT_TWO_SHOT_SIGNALS_AT_ONCE
+      if (signals) cleared.signal();
+#endif
+      if (awaits || signals) {
 #ifndef SIGNAL_MUTANT_TWO_SHOT_NEVER_AWAITS
-        alive = cleared.await(kPhaseMiddle) && alive;
+        if (awaits) alive = cleared.await(kPhaseMiddle) && alive;
 #endif
         platform::release_wave();
         if (platform::block_any(!alive)) return leave(arrived_before, kNoFlag);
-        if (in.number + 3 <= windows) cleared.signal();
+#ifndef SIGNAL_MUTANT_TWO_SHOT_SIGNALS_AT_ONCE
+        if (signals) cleared.signal();
+#endif
       }
       advance(in, rounds);
       // A window ahead, or two where a window is one round.
+#ifdef SIGNAL_MUTANT_TWO_SHOT_SENDS_TOO_EARLY
+      const uint32_t most = in.number + (rounds == 1 ? 3 : 2);
+#else
       const uint32_t most = in.number + (rounds == 1 ? 2 : 1);
+#endif
       while (out.number < windows && (out.number < most || (out.number == most && out.round < in.round))) {
         send(out, soon);
         advance(out, rounds);
@@ -339,7 +374,13 @@ struct TwoShot {
     }
     if constexpr (kTwoHops) alive = alive && gather(sums);
     test_delay(m, kPhaseExchange);
+#if defined(SIGNAL_MUTANT_TWO_SHOT_FLAG_ADVANCES_BY_ONE)
+    leave(arrived_before, alive ? flag_after(flag, 1) : kNoFlag);
+#elif defined(SIGNAL_MUTANT_TWO_SHOT_ADVANCES_AFTER_A_FAULT)
+    leave(arrived_before, flag_after(flag, windows));
+#else
     leave(arrived_before, alive ? flag_after(flag, windows) : kNoFlag);
+#endif
   }
 
   SIGNAL_DEVICE void leave(uint32_t arrived_before, flag_t next) const { leave_state(p.group, arrived_before, next, 0); }
