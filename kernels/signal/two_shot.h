@@ -94,8 +94,8 @@ struct Cleared {
   }
 };
 
-// A call, as one thread sees it.
-template <class T, uint32_t N>
+// A call, as one thread sees it, of N ranks; or of any number from 5 to N, where there is no code for each.
+template <class T, uint32_t N, bool kExact>
 struct TwoShot {
   static constexpr bool kTwoHops = N > 2;
   // Where a rank's sums are, from the start of its slot.
@@ -110,18 +110,25 @@ struct TwoShot {
   SIGNAL_DEVICE explicit TwoShot(const AllReduceParams& params)
       : p(params), rank(params.group.rank), stride(), aligned(is_aligned(params.input | params.output)), flag(0) {}
 
+  SIGNAL_DEVICE uint32_t world() const { return kExact ? N : p.group.world; }
+  template <class Visit>
+  SIGNAL_DEVICE void each_peer(Visit visit) const {
+    for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE {
+      if (kExact || peer < world()) visit(peer);
+    });
+  }
+
   // A window, and where the shards in it are: of equal size, but that the first ones may have a pack more.
   struct Window {
     uint64_t first;  // pack of the message
     uint32_t packs;
     uint32_t generation;  // offset of its slots from the first generation's
-
-    SIGNAL_DEVICE uint32_t shard_first(uint32_t r) const {
-      const uint32_t more = packs % N;
-      return kTwoHops ? r * (packs / N) + (r < more ? r : more) : 0;
-    }
-    SIGNAL_DEVICE uint32_t shard_packs(uint32_t r) const { return kTwoHops ? shard_first(r + 1) - shard_first(r) : packs; }
   };
+  SIGNAL_DEVICE uint32_t shard_first(const Window& w, uint32_t r) const {
+    const uint32_t more = w.packs % world();
+    return kTwoHops ? r * (w.packs / world()) + (r < more ? r : more) : 0;
+  }
+  SIGNAL_DEVICE uint32_t shard_packs(const Window& w, uint32_t r) const { return kTwoHops ? shard_first(w, r + 1) - shard_first(w, r) : w.packs; }
 
   // Goes through the rounds, window by window.
   struct Cursor {
@@ -169,11 +176,11 @@ struct TwoShot {
     if constexpr (!kTwoHops) {
       if (c.i >= w.packs) return;
       const Pack pack = sendable(soon);
-      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, in_slots<N>(c.i)), pack); });
+      each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, in_slots<N>(c.i)), pack); });
     } else {
-      for (uint32_t k = 1; k < N; k++) {
+      for (uint32_t k = 1; k < world(); k++) {
         const uint32_t peer = rank_after(p.group, k);
-        if (c.i < w.shard_packs(peer)) platform::send_pack(place(peer, w, rank, c.i), sendable(load(w.first + w.shard_first(peer) + c.i)));
+        if (c.i < shard_packs(w, peer)) platform::send_pack(place(peer, w, rank, c.i), sendable(load(w.first + shard_first(w, peer) + c.i)));
       }
     }
   }
@@ -191,6 +198,7 @@ struct TwoShot {
     } else {
       SIGNAL_UNROLL
       for (uint32_t r = 0; r < N; r++) {
+        if (!kExact && r >= world()) continue;
         packs[r] = r == rank ? own : platform::poll_pack(place(rank, c.window, r, in_slots<N>(c.i)));
         all = all && (r == rank || is_ready(packs[r]));
       }
@@ -198,11 +206,21 @@ struct TwoShot {
     return all;
   }
 
+  SIGNAL_DEVICE Pack sum_of(const Pack (&packs)[N]) const {
+    if constexpr (kExact) return sum_ranks<T, N>(p.op, N, rank, [&](uint32_t r) { return packs[r]; });
+    typename T::Fold sum(p.op);  // in the same order
+    SIGNAL_UNROLL
+    for (uint32_t r = 0; r < N; r++) {
+      if (r < world()) sum.add(packs[r]);
+    }
+    return sum.finish(world());
+  }
+
   // Reduces this thread's pack of the rank's shard and pushes the sum. False: a peer's pack did not come, which has been reported.
   SIGNAL_DEVICE bool reduce(const Cursor& c) const {
     const Window& w = c.window;
-    if (c.i >= w.shard_packs(rank)) return true;
-    const uint64_t pack = w.first + w.shard_first(rank) + c.i;
+    if (c.i >= shard_packs(w, rank)) return true;
+    const uint64_t pack = w.first + shard_first(w, rank) + c.i;
     const Pack own = load(pack);
     Pack arrived[N];
     bool all = false;
@@ -216,24 +234,24 @@ struct TwoShot {
       if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, c.number), in_slots<N>(c.i), kEveryone)) return false;
       look(c, own, arrived);
     }
-    Pack sum = sum_ranks<T, N>(p.op, N, rank, [&](uint32_t r) { return arrived[r]; });
+    Pack sum = sum_of(arrived);
     if constexpr (kTwoHops) {
       // Changes no bit: of these types no sum is -0.0, since it starts from +0.0 and none is so small that it rounds to nothing.
       sum = sendable(sum);
-      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, kSumsAt + c.i), sum); });
+      each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(peer, w, rank, kSumsAt + c.i), sum); });
     }
     store(pack, sum);
 #ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SHARDS
-    for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, w, peer, in_slots<N>(c.i)), not_ready()); });
+    each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, w, peer, in_slots<N>(c.i)), not_ready()); });
 #endif
     return true;
   }
 
   // Takes the sums of the peers' shards. False as in `reduce`.
   SIGNAL_DEVICE bool gather(const Cursor& c) const {
-    for (uint32_t k = 1; k < N; k++) {
+    for (uint32_t k = 1; k < world(); k++) {
       const uint32_t from = rank_after(p.group, k);
-      if (c.i >= c.window.shard_packs(from)) continue;
+      if (c.i >= shard_packs(c.window, from)) continue;
       Pack* const at = place(rank, c.window, from, kSumsAt + c.i);
       Pack sum = platform::poll_pack(at);
       SIGNAL_NO_UNROLL
@@ -245,7 +263,7 @@ struct TwoShot {
         if (!wait_for_packs(p.group, kOpAllReduceTwoShot, flag_after(flag, c.number), kSumsAt + c.i, 1u << from)) return false;
         sum = platform::poll_pack(at);
       }
-      store(c.window.first + c.window.shard_first(from) + c.i, sum);
+      store(c.window.first + shard_first(c.window, from) + c.i, sum);
 #ifndef SIGNAL_MUTANT_TWO_SHOT_LEAVES_SUMS
       platform::send_pack(at, not_ready());
 #endif
@@ -257,7 +275,7 @@ struct TwoShot {
   SIGNAL_DEVICE void clear_left(uint32_t left) const {
     const Window third = {0, 0, (flag % kGenerations + kGenerations - 1) % kGenerations * uint32_t(kMaxGpus * kLamportSlotBytes)};
     for (uint32_t i = stride.first; i < left; i += stride.step) {
-      for_each_peer<N>(rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, third, peer, i), not_ready()); });
+      each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, third, peer, i), not_ready()); });
     }
   }
 
@@ -266,7 +284,7 @@ struct TwoShot {
     Cleared cleared(m);
     const uint64_t state_at = platform::opaque(p.group.own + kLamportState);
     const uint32_t windows = uint32_t((p.packs + p.window_packs - 1) / p.window_packs);
-    const uint32_t shard = kTwoHops ? (uint32_t(p.window_packs) + N - 1) / N : uint32_t(p.window_packs);
+    const uint32_t shard = kTwoHops ? (uint32_t(p.window_packs) + world() - 1) / world() : uint32_t(p.window_packs);
     const uint32_t rounds = (shard + stride.step - 1) / stride.step;  // of each window
     begin_call(p.group);
     Cursor out = start();  // of the generation nothing is known yet, nor needed
@@ -386,10 +404,15 @@ struct TwoShot {
   SIGNAL_DEVICE void leave(uint32_t arrived_before, flag_t next) const { leave_state(p.group, arrived_before, next, 0); }
 };
 
-// For kLeast to kMost ranks: a kernel for few takes fewer registers.
-template <class T, uint32_t kLeast, uint32_t kMost>
+template <class T>
 SIGNAL_DEVICE void all_reduce_two_shot(const AllReduceParams& p) {
-  with_world<kLeast, kMost>(p.group.world, [&](auto world) SIGNAL_INLINE { TwoShot<T, decltype(world)::value>(p).run(); });
+  TwoShot<T, kMaxGpus, false>(p).run();
+}
+
+// For up to 4 ranks, with code for each number.
+template <class T>
+SIGNAL_DEVICE void all_reduce_two_shot_small(const AllReduceParams& p) {
+  with_world<1, 4>(p.group.world, [&](auto world) SIGNAL_INLINE { TwoShot<T, decltype(world)::value, true>(p).run(); });
 }
 
 }  // namespace signal_comm
