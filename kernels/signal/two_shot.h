@@ -317,7 +317,7 @@ struct TwoShot {
     }
 
 #if defined(SIGNAL_MUTANT_TWO_SHOT_LAST_NUMBER_NOT_AWAITED)
-    const uint32_t numbers = windows == 1 ? 0 : kTwoHops && windows > 2 ? windows - 1 : windows - 2;
+    const uint32_t numbers = windows > 2 ? windows - 2 : windows - 1;
 #elif defined(SIGNAL_MUTANT_TWO_SHOT_LAST_SUMS_NOT_AWAITED)
     const uint32_t numbers = windows - 1;
 #else
@@ -351,7 +351,8 @@ struct TwoShot {
 #endif
         platform::release_wave();
         const bool gives_up = platform::block_any(!alive);
-        if (!kArrivesAtOnce && platform::thread_id() == 0 && (gives_up || (awaits && in.number + 1 == numbers))) arrived_before = arrive(gives_up);
+        const bool arrives = gives_up || (awaits && in.number + 1 == numbers);
+        if (!kArrivesAtOnce && arrives && platform::thread_id() == 0) arrived_before = arrive(gives_up);
         if (gives_up) return leave(arrived_before, kNoFlag);
 #ifndef SIGNAL_MUTANT_TWO_SHOT_SIGNALS_AT_ONCE
         if (signals) cleared.signal();
