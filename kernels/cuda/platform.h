@@ -79,6 +79,7 @@ template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { return load_pack_peer
 // Counts one up and gives what was there. Relaxed suffices: what it tells, that the block has read the state, its thread knows
 // from the values read; and a store that depends on the result comes after it.
 SIGNAL_DEVICE uint32_t arrive(uint32_t* p) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(global(p)) : "memory"); return v; }
+SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(v) : "l"(global(p)), "r"(by) : "memory"); return v; }
 
 #if __CUDA_ARCH__ >= 900
 SIGNAL_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -91,7 +91,7 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uin
 
 // ---- Memory.
 
-constexpr uint32_t kRoom = 1024;  // bytes of a buffer, of which a call uses the first
+constexpr uint32_t kLeastRoom = 256;
 constexpr uint32_t kPieceRoom = 64;  // in it, of what is for one rank, or from one
 
 uint64_t input_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4) + now->shift; }
@@ -545,6 +545,8 @@ Setup prepare(const Scenario& s) {
   lenient = s.relaxed;
   by_waves = !s.relaxed;
   polls_per_check = s.watch_polls ? 1 : kForever;
+  uint32_t room = kLeastRoom;  // of a buffer, since all of it is copied with each state
+  for (const Call& c : s.calls) room = is_all_reduce(c) && bytes_of(c) + 16 > room ? bytes_of(c) + 16 : room;
   uint32_t slots = 1;
   for (const Call& c : s.calls) slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;
   const uint32_t of_stream = slots * (s.early ? 2 : 1);
@@ -553,8 +555,8 @@ Setup prepare(const Scenario& s) {
     add_region(base_of(r) + kScratchAt, s.scratch * domains(), "scratch of r" + std::to_string(r), false);
     for (uint32_t d = 0; d < domains(); d++) {
       const std::string of = (d == 0 ? "" : "[d" + std::to_string(d) + "]") + std::string(" of r") + std::to_string(r);
-      add_region(buffer_of(r, d * 4), kRoom, "input" + of, false);
-      add_region(buffer_of(r, d * 4 + 1), kRoom, "output" + of, false);
+      add_region(buffer_of(r, d * 4), room, "input" + of, false);
+      add_region(buffer_of(r, d * 4 + 1), room, "output" + of, false);
       add_region(found_at(r, d), 16, "mismatches" + of, false);
       for (const Call& c : s.calls) {
         for (uint32_t b = 0; b < c.blocks; b++) {

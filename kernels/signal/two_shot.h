@@ -301,7 +301,7 @@ struct TwoShot {
     test_delay(m, kPhaseStart);
 
     // A call of one window sends at once, as a Lamport call does. Of more, number 0 comes first, so that its release has no stores to
-    // wait for; and they send nothing with a fault known, since the peers may yet read the windows of the call that failed.
+    // wait for.
     const auto send_window = [&]() SIGNAL_INLINE {
       while (out.number == 0) {
         send(out, soon);
@@ -309,11 +309,7 @@ struct TwoShot {
         soon = fetch(out);
       }
     };
-#ifdef SIGNAL_MUTANT_TWO_SHOT_SENDS_AFTER_A_FAULT
-    send_window();
-#else
     if (windows == 1) send_window();
-#endif
 #ifdef SIGNAL_MUTANT_TWO_SHOT_FIRST_NUMBER_AT_ONCE
     if (windows > 1) cleared.signal();
 #endif
@@ -324,11 +320,11 @@ struct TwoShot {
     const bool stop = platform::block_any(m.abort != 0);  // behind it the whole block has read the state, and cleared
     uint32_t arrived_before = kNoFlag;
     if (platform::thread_id() == 0) {
-      arrived_before = platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)));
+      if (kArrivesAtOnce || windows == 1 || stop) arrived_before = arrive(stop);
       if (platform::block_id() == 0) m.count_call();
     }
     if (stop) {
-      if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceTwoShot, flag, arrived_before);
+      if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceTwoShot, flag, arrived_before % kGaveUp);
       return;
     }
     if (windows > 1) {
@@ -339,7 +335,7 @@ struct TwoShot {
     }
 
 #if defined(SIGNAL_MUTANT_TWO_SHOT_LAST_NUMBER_NOT_AWAITED)
-    const uint32_t numbers = windows == 1 ? 0 : kTwoHops && windows > 2 ? windows - 1 : windows - 2;
+    const uint32_t numbers = windows > 2 ? windows - 2 : windows - 1;
 #elif defined(SIGNAL_MUTANT_TWO_SHOT_LAST_SUMS_NOT_AWAITED)
     const uint32_t numbers = windows - 1;
 #else
@@ -372,7 +368,10 @@ struct TwoShot {
         if (awaits) alive = cleared.await(kPhaseMiddle) && alive;
 #endif
         platform::release_wave();
-        if (platform::block_any(!alive)) return leave(arrived_before, kNoFlag);
+        const bool gives_up = platform::block_any(!alive);
+        const bool arrives = gives_up || (awaits && in.number + 1 == numbers);
+        if (!kArrivesAtOnce && arrives && platform::thread_id() == 0) arrived_before = arrive(gives_up);
+        if (gives_up) return leave(arrived_before, kNoFlag);
 #ifndef SIGNAL_MUTANT_TWO_SHOT_SIGNALS_AT_ONCE
         if (signals) cleared.signal();
 #endif
@@ -401,7 +400,21 @@ struct TwoShot {
 #endif
   }
 
-  SIGNAL_DEVICE void leave(uint32_t arrived_before, flag_t next) const { leave_state(p.group, arrived_before, next, 0); }
+  // A block of a call of windows arrives once it has the last number, or gives up before, which the count tells whoever arrives last:
+  // what it gives up may be windows that a peer has all packs of and has yet to read, and the next call's first one would go there.
+  static constexpr uint32_t kGaveUp = 1 << 16;
+#ifdef SIGNAL_MUTANT_TWO_SHOT_ARRIVES_AT_ONCE
+  static constexpr bool kArrivesAtOnce = true;
+#else
+  static constexpr bool kArrivesAtOnce = false;
+#endif
+
+  SIGNAL_DEVICE uint32_t arrive(bool gives_up) const {
+    return platform::arrive(at<uint32_t>(p.group.own, kLamportState + offsetof(LamportState, arrival)), gives_up ? kGaveUp + 1 : 1);
+  }
+  SIGNAL_DEVICE void leave(uint32_t arrived_before, flag_t next) const {
+    leave_state(p.group, arrived_before % kGaveUp, arrived_before < kGaveUp ? next : kNoFlag, 0);
+  }
 };
 
 template <class T>
