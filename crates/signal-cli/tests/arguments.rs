@@ -21,7 +21,7 @@ fn bad_arguments_are_refused_at_once() {
         ("-f 1", "2 or more"),
         ("-f 0", "2 or more"),
         ("-d f64", "possible values: f32, f16, bf16"),
-        ("--algo ring", "all-reduce has no such algorithm [possible values: auto, one-stage, two-stage, lamport, ll]"),
+        ("--algo ring", "all-reduce has no such algorithm [possible values: auto, one-stage, two-stage, two-stage-push, lamport, two-shot, ll]"),
         ("-a pull", "all-reduce has no such algorithm"),
         ("-o xor", "possible values: sum, min, max, prod, avg"),
         ("--root 0", "--root 0: all-reduce has no root"),
@@ -44,7 +44,7 @@ fn bad_arguments_are_refused_at_once() {
     }
     for (arguments, reason) in [
         ("all-scatter", "'all-scatter' for '<COLLECTIVE>' [possible values: all-reduce, reduce-scatter, all-gather"),
-        ("all-gather -a two-stage", "all-gather has no such algorithm [possible values: auto, pull, ll]"),
+        ("all-gather -a two-stage", "all-gather has no such algorithm [possible values: auto, pull, push, ll]"),
         ("broadcast --op sum", "--op sum: broadcast reduces nothing"),
         ("send-recv --root 0", "--root 0: send-recv has no root"),
         ("gather --root -1", "-1"),
