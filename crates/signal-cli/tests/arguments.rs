@@ -21,7 +21,10 @@ fn bad_arguments_are_refused_at_once() {
         ("-f 1", "2 or more"),
         ("-f 0", "2 or more"),
         ("-d f64", "possible values: f32, f16, bf16"),
-        ("--algo ring", "all-reduce has no such algorithm [possible values: auto, one-stage, two-stage, two-stage-push, lamport, two-shot, ll]"),
+        (
+            "--algo ring",
+            "all-reduce has no such algorithm [possible values: auto, one-stage, two-stage, two-stage-push, lamport, two-shot, ll]",
+        ),
         ("-a pull", "all-reduce has no such algorithm"),
         ("-o xor", "possible values: sum, min, max, prod, avg"),
         ("--root 0", "--root 0: all-reduce has no root"),
