@@ -76,10 +76,9 @@ template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { asm volatil
 template <class P> SIGNAL_DEVICE void send_pack(P* p, const P& v) { asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(p)), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory"); }
 template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { return load_pack_peer(p); }
 
-// Counts one up and gives what was there. Relaxed suffices: what it tells, that the block has read the state, its thread knows
+// Counts up, mostly by one, and gives what was there. Relaxed suffices: what it tells, that the block has read the state, its thread knows
 // from the values read; and a store that depends on the result comes after it.
-SIGNAL_DEVICE uint32_t arrive(uint32_t* p) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(global(p)) : "memory"); return v; }
-SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(v) : "l"(global(p)), "r"(by) : "memory"); return v; }
+SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by = 1) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(v) : "l"(global(p)), "r"(by) : "memory"); return v; }
 
 #if __CUDA_ARCH__ >= 900
 SIGNAL_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -69,8 +69,7 @@ template <class P> SIGNAL_DEVICE void store_pack(P* p, const P& v) { *(SIGNAL_GL
 template <class P> SIGNAL_DEVICE void send_pack(P* p, const P& v) { uint64_t* q = reinterpret_cast<uint64_t*>(p); store_relaxed(q, uint64_t(v.word[1]) << 32 | v.word[0]); store_relaxed(q + 1, uint64_t(v.word[3]) << 32 | v.word[2]); }
 template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { const uint64_t* q = reinterpret_cast<const uint64_t*>(p); const uint64_t a = load_relaxed(q), b = load_relaxed(q + 1); return P{{uint32_t(a), uint32_t(a >> 32), uint32_t(b), uint32_t(b >> 32)}}; }
 
-SIGNAL_DEVICE uint32_t arrive(uint32_t* p) { return __hip_atomic_fetch_add(global(p), 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
-SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by) { return __hip_atomic_fetch_add(global(p), by, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by = 1) { return __hip_atomic_fetch_add(global(p), by, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 
 SIGNAL_DEVICE void wait_for_earlier() {}
 SIGNAL_DEVICE void allow_next() {}

@@ -87,8 +87,7 @@ template <class P> void store_pack(P* p, const P& v) { *p = v; }
 template <class P> void send_pack(P* p, const P& v) { uint64_t h[2]; memcpy(h, &v, 16); uint64_t* q = reinterpret_cast<uint64_t*>(p); __atomic_store_n(q, h[0], kRelease); __atomic_store_n(q + 1, h[1], kRelease); }
 template <class P> P poll_pack(const P* p) { const uint64_t* q = reinterpret_cast<const uint64_t*>(p); const uint64_t h[2] = {__atomic_load_n(q, kAcquire), __atomic_load_n(q + 1, kAcquire)}; P v; memcpy(&v, h, 16); return v; }
 
-inline uint32_t arrive(uint32_t* p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
-inline uint32_t arrive(uint32_t* p, uint32_t by) { return __atomic_fetch_add(p, by, __ATOMIC_ACQ_REL); }
+inline uint32_t arrive(uint32_t* p, uint32_t by = 1) { return __atomic_fetch_add(p, by, __ATOMIC_ACQ_REL); }
 
 inline void wait_for_earlier() {}
 inline void allow_next() {}

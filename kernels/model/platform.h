@@ -76,8 +76,7 @@ template <class P> void store_pack(P* p, const P& v) { ::model::store(p, &v, siz
 template <class P> void send_pack(P* p, const P& v) { ::model::write_words(p, v.word); }
 template <class P> P poll_pack(const P* p) { P v; ::model::read_words(p, v.word); return v; }
 
-inline uint32_t arrive(uint32_t* p) { return ::model::add(p, 1); }
-inline uint32_t arrive(uint32_t* p, uint32_t by) { return ::model::add(p, by); }
+inline uint32_t arrive(uint32_t* p, uint32_t by = 1) { return ::model::add(p, by); }
 
 inline void wait_for_earlier() { ::model::wait_for_earlier(); }
 inline void allow_next() { ::model::allow_next(); }

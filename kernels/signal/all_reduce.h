@@ -119,24 +119,9 @@ struct Shards {
   SIGNAL_DEVICE uint64_t bytes(uint32_t r) const { return first(r + 1) - first(r); }
 };
 
-// Where peers put the sums of their shards of this rank's window: in its output, or in its scratch behind the shards for it.
-struct SumsPlace {
-  const AllReduceParams& p;
-  uint64_t offset;  // bytes of the window from the output's start
-  uint64_t behind;  // bytes of the shards
-
-  static constexpr bool kHasPlace = true;
-
-  SIGNAL_DEVICE uint64_t to(uint32_t peer) const { return signal_comm::is_staged(p.group) ? kStaged : p.view[peer] + offset; }
-  SIGNAL_DEVICE uint64_t to_first() const { return to(platform::thread_id() % kMaxGpus); }
-  SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }  // nothing is published yet
-  SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
-    return (data & kStaged) != 0 ? p.group.base[peer] + p.group.scratch_offset + behind : data;
-  }
-};
-
 // The two-stage algorithm by pushing: every rank pushes each shard of its window to the rank that adds it, which pushes the sums to
-// all. Only its own rank reads an input, so none is staged; an output that peers cannot write is.
+// all. Only its own rank reads an input, so none is staged; an output that peers cannot write is. The scratch holds the sums of a
+// window, where they are staged, then the shards for this rank.
 template <class T>
 SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
   SIGNAL_SHARED(PushShared, shared);
@@ -148,15 +133,15 @@ SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
   for (uint64_t first = 0; first < p.packs; first += p.window_packs) {
     const Window w = window_at(p, first);
     const Shards shards(p, w);
-    const SumsPlace place{p, first * kPackBytes, world * shards.each};
-    barriers.publish(place, false, w.start);
+    const uint64_t for_ranks = p.group.scratch_offset + world * shards.each;  // the shards, from each rank's base
+    barriers.publish(InputPlace{p.group, is_staged(p.group), p.view, first * kPackBytes}, false, w.start);
     if (!barriers.complete()) break;
     for (uint32_t k = 1; k < world; k++) {
       const uint32_t to = rank_after(p.group, k);
-      copy<From::kOwn>(w.input + shards.first(to), p.group.base[to] + p.group.scratch_offset + rank * shards.each, shards.bytes(to), Stride());
+      copy<From::kOwn>(w.input + shards.first(to), p.group.base[to] + for_ranks + rank * shards.each, shards.bytes(to), Stride());
     }
     if (platform::thread_id() == 0) {
-      for (uint32_t r = 0; r < world; r++) slots.source[r] = r == rank ? w.input + shards.first(r) : scratch_of(p.group) + r * shards.each;
+      for (uint32_t r = 0; r < world; r++) slots.source[r] = r == rank ? w.input + shards.first(r) : p.group.own + for_ranks + r * shards.each;
     }
     // Behind it the peers' shards are here.
     if (!barriers.meet(kPhaseMiddle, true, Turn::kBetween)) break;
@@ -171,7 +156,7 @@ SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
     if (!is_staged(p.group)) continue;
     for (uint32_t from = 0; from < world; from++) {
       if (from == rank) continue;
-      copy<From::kPeer>(scratch_of(p.group) + place.behind + shards.first(from), w.output + shards.first(from), shards.bytes(from), Stride());
+      copy<From::kPeer>(scratch_of(p.group) + shards.first(from), w.output + shards.first(from), shards.bytes(from), Stride());
     }
   }
 }

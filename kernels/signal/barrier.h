@@ -126,15 +126,21 @@ struct LineBarrier {
   SIGNAL_DEVICE static void acquire(const Pair& pair) { platform::acquire(&in_set(pair.in, pair.count)->low); }
 };
 
-// Reports a fault of a barrier, as `report_fault` does, and ends the thread where the platform lets it. A function of its own:
-// what a fault needs takes no place among what every call needs.
+// Reports a fault of a barrier, as `report_fault` does.
 template <class Kind>
-SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
+SIGNAL_DEVICE void report_missing(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
   report_fault(Member(g, operation), phase, late, [&](uint32_t peer) {
     // Relaxed: the block's other threads have stored their counters long ago, or are about to see the abort word too.
     const Pair pair = read_pair<Kind>(g, peer);
     return Seen{pair.count, Kind::look(pair).value()};
   });
+}
+
+// The same, and ends the thread where the platform lets it. A function of its own: what a fault needs takes no place among what
+// every call needs.
+template <class Kind>
+SIGNAL_COLD void report_absent(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t late) {
+  report_missing<Kind>(g, operation, phase, late);
   platform::end_thread();
 }
 
@@ -153,11 +159,17 @@ SIGNAL_COLD void report_incomplete(const GroupParams& g, uint32_t operation, con
   if (late != 0) report_absent<Kind>(g, operation, kPhaseStart, late);
 }
 
+// Whether a peer that did not come at once comes in time.
+template <class Kind>
+SIGNAL_DEVICE bool comes(const GroupParams& g, uint32_t operation, uint32_t peer) {
+  const Pair pair = read_pair<Kind>(g, peer);  // its counter is stored: this barrier's value
+  return wait_until(Member(g, operation), [&] { return Kind::look(pair).is(pair.count); });
+}
+
 // The wait for a peer that did not come at once. True when it came; else the fault has been reported.
 template <class Kind>
 SIGNAL_COLD bool wait_on(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
-  const Pair pair = read_pair<Kind>(g, peer);  // its counter is stored: this barrier's value
-  if (wait_until(Member(g, operation), [&] { return Kind::look(pair).is(pair.count); })) return true;
+  if (comes<Kind>(g, operation, peer)) return true;
   report_absent<Kind>(g, operation, phase, 1u << peer);
   return false;
 }
@@ -176,8 +188,8 @@ struct NoMessage {
 // With a place in the scratch of whoever sends it, from the start of the domain's share.
 constexpr uint64_t kStaged = uint64_t(1) << 63;
 
-// Where the peers find this rank's input: its address there, or that it is staged. Behind the barrier shared.source tells
-// where each rank's lies.
+// Where the peers find this rank's input, or put its output: the address there, or that it is staged. Behind the barrier
+// shared.source tells where each rank's lies.
 struct InputPlace {
   const GroupParams& group;
   bool staged;                       // in this rank's scratch, from its start

@@ -69,23 +69,32 @@ SIGNAL_DEVICE void stage_pieces(const ExchangeParams& p, Partners partners, uint
 
 using PieceBarriers = Barriers<LineBarrier, Partners>;
 
-// Runs through the windows, as many as the pieces of the partners take, and `least` bytes; `consume(shared, partners, start)` takes
-// what the partners have published of one. `turn` is that of the first barrier.
-template <class Consume>
-SIGNAL_DEVICE void exchange_windows(const ExchangeParams& p, Member& m, PieceBarriers& barriers, Turn turn, uint64_t least, Consume consume) {
+// Runs through the windows, as many as the pieces of the partners take, and `least` bytes: `move(start, last)` for each, until it
+// gives false.
+template <class Move>
+SIGNAL_DEVICE void for_each_window(const ExchangeParams& p, PieceBarriers& barriers, uint64_t least, Move move) {
   uint64_t start = 0;
   Partners next = partners_in(p, start);
   for (bool last = false; !last; start += p.window_bytes) {
-    const Partners partners = next;
+    barriers.who = next;
     next = partners_in(p, start + p.window_bytes);
     last = next.mask == 0 && least <= start + p.window_bytes;
-    barriers.who = partners;
+    if (!move(start, last)) return;
+  }
+}
+
+// By pulling: `consume(shared, partners, start)` takes what the partners have published of a window. `turn` is that of the first
+// barrier.
+template <class Consume>
+SIGNAL_DEVICE void exchange_windows(const ExchangeParams& p, Member& m, PieceBarriers& barriers, Turn turn, uint64_t least, Consume consume) {
+  for_each_window(p, barriers, least, [&](uint64_t start, bool last) SIGNAL_INLINE {
+    const Partners partners = barriers.who;
     if (may_stage(m)) stage_pieces(p, partners, start);
     barriers.publish(PiecePlace{p, p.source, start}, is_staged(p.group), start == 0 ? turn : Turn::kBetween);
-    if (!barriers.complete()) break;
+    if (!barriers.complete()) return false;
     consume(barriers.shared, partners, start);
-    if (!exit_barrier(barriers, last ? Turn::kLast : Turn::kBetween)) break;
-  }
+    return exit_barrier(barriers, last ? Turn::kLast : Turn::kBetween);
+  });
 }
 
 template <class Consume>
@@ -121,15 +130,10 @@ SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, ui
   Member m(p.group, p.operation);
   PieceBarriers barriers(m, shared);
   begin(m, barriers);
-  uint64_t start = 0;
-  Partners next = partners_in(p, start);
-  for (bool last = false; !last; start += p.window_bytes) {
-    barriers.who = next;
-    next = partners_in(p, start + p.window_bytes);
-    last = next.mask == 0 && least <= start + p.window_bytes;
+  for_each_window(p, barriers, least, [&](uint64_t start, bool) SIGNAL_INLINE {
     // Relaxed: what this rank has read of its memory before, it has read.
     barriers.publish(PiecePlace{p, p.target, start}, false, start == 0 ? Turn::kFirst : Turn::kBetween);
-    if (!barriers.complete()) break;
+    if (!barriers.complete()) return false;
     // Some blocks before they push and some behind it, so that the links and the own memory are busy at once.
     const bool own_first = platform::block_id() % 2 != 0;
     if (start == 0 && own_first) own();
@@ -142,12 +146,13 @@ SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, ui
     if (start == 0 && !own_first) own();
     // Ordered: pieces are there once it is over. Peers write here again behind a start barrier only, so no other one follows.
 #ifdef SIGNAL_MUTANT_PUSHES_RELAXED
-    if (!barriers.meet(kPhaseExit, false, Turn::kBetween)) break;
+    if (!barriers.meet(kPhaseExit, false, Turn::kBetween)) return false;
 #else
-    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) break;
+    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) return false;
 #endif
     finish(barriers.who, start);
-  }
+    return true;
+  });
 }
 
 // Where a peer's piece of a window lies in this rank's scratch.

@@ -38,8 +38,10 @@ SIGNAL_DEVICE flag_t next_flag(flag_t flag) {
 #endif
 }
 
+constexpr uint32_t kGenerationBytes = kMaxGpus * kLamportSlotBytes;
+
 // Offset of a generation from a rank's base.
-SIGNAL_DEVICE uint32_t generation_at(uint32_t generation) { return kLamportRegion + generation * kMaxGpus * kLamportSlotBytes; }
+SIGNAL_DEVICE uint32_t generation_at(uint32_t generation) { return kLamportRegion + generation * kGenerationBytes; }
 
 SIGNAL_DEVICE Pack* slot_pack(uint64_t base, uint32_t generation_offset, uint32_t sender, uint32_t pack) {
   return at<Pack>(base, generation_offset + sender * kLamportSlotBytes + pack * kPackBytes);
@@ -155,7 +157,7 @@ struct Mail {
   }
 
   SIGNAL_DEVICE void use(uint32_t generation) {
-    const uint32_t offset = generation * uint32_t(kMaxGpus * kLamportSlotBytes);
+    const uint32_t offset = generation * kGenerationBytes;
     in += offset;
     out += offset;
   }
@@ -296,7 +298,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
 #else
   const uint32_t old = generation == 0 ? kGenerations - 1 : generation - 1;
 #endif
-  bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kMaxGpus * kLamportSlotBytes));
+  bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kGenerationBytes));
 #ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
   const uint32_t left = state.word[1] / (4 * T::kPerWord);
 #else

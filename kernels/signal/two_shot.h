@@ -27,12 +27,8 @@ SIGNAL_DEVICE flag_t flag_after(flag_t flag, uint64_t by) { return flag_t((uint6
 
 // The wait for a peer's number that did not come at once. False: reported.
 SIGNAL_COLD bool came_late(const GroupParams& g, uint32_t operation, uint32_t phase, uint32_t peer) {
-  const Pair pair = read_pair<CounterBarrier>(g, peer);
-  if (wait_until(Member(g, operation), [&] { return CounterBarrier::look(pair).is(pair.count); })) return true;
-  report_fault(Member(g, operation), phase, 1u << peer, [&](uint32_t rank) {
-    const Pair other = read_pair<CounterBarrier>(g, rank);
-    return Seen{other.count, CounterBarrier::look(other).value()};
-  });
+  if (comes<CounterBarrier>(g, operation, peer)) return true;
+  report_missing<CounterBarrier>(g, operation, phase, 1u << peer);
   return false;
 }
 
@@ -122,7 +118,7 @@ struct TwoShot {
   struct Window {
     uint64_t first;  // pack of the message
     uint32_t packs;
-    uint32_t generation;  // offset of its slots from the first generation's
+    uint32_t generation;  // where its slots are, from a rank's base
   };
   SIGNAL_DEVICE uint32_t shard_first(const Window& w, uint32_t r) const {
     const uint32_t more = w.packs % world();
@@ -142,17 +138,15 @@ struct TwoShot {
     const uint64_t left = p.packs - first;  // none behind the end
     return Window{first, uint32_t(left < p.window_packs ? left : p.window_packs), generation};
   }
-  SIGNAL_DEVICE static constexpr uint32_t generation_bytes() { return kMaxGpus * kLamportSlotBytes; }
-  SIGNAL_DEVICE Cursor start() const { return Cursor{window_from(0, flag % kGenerations * generation_bytes()), 0, 0, stride.first}; }
+  SIGNAL_DEVICE Cursor start() const { return Cursor{window_from(0, generation_at(flag % kGenerations)), 0, 0, stride.first}; }
   SIGNAL_DEVICE void advance(Cursor& c, uint32_t rounds) const {
     c.i += stride.step;
     if (++c.round != rounds) return;
     c.round = 0;
     c.i = stride.first;
     c.number += 1;
-    const uint32_t next = c.window.generation + generation_bytes();
-    const uint64_t first = c.window.first + c.window.packs;
-    c.window = window_from(first, next == kGenerations * generation_bytes() ? 0 : next);
+    const uint32_t next = c.window.generation + kGenerationBytes;
+    c.window = window_from(c.window.first + c.window.packs, next == generation_at(kGenerations) ? generation_at(0) : next);
   }
 
   // Of this rank's memory, a pack of the message.
@@ -167,7 +161,7 @@ struct TwoShot {
 
   // The place at rank `at` of a pack that a sender has for it, counted from its first slot.
   SIGNAL_DEVICE Pack* place(uint32_t at, const Window& w, uint32_t sender, uint32_t pack) const {
-    return reinterpret_cast<Pack*>(p.group.base[at] + (kLamportRegion + w.generation + sender * kLamportSlotBytes + pack * kPackBytes));
+    return slot_pack(p.group.base[at], w.generation, sender, pack);
   }
 
   // Pushes to each peer this thread's pack of the shard that it reduces; `soon` is that pack, if it is one for all.
@@ -273,7 +267,7 @@ struct TwoShot {
 
   // What the call before left, in the generation of the third window.
   SIGNAL_DEVICE void clear_left(uint32_t left) const {
-    const Window third = {0, 0, (flag % kGenerations + kGenerations - 1) % kGenerations * uint32_t(kMaxGpus * kLamportSlotBytes)};
+    const Window third = {0, 0, generation_at((flag % kGenerations + kGenerations - 1) % kGenerations)};
     for (uint32_t i = stride.first; i < left; i += stride.step) {
       each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(place(rank, third, peer, i), not_ready()); });
     }
@@ -302,12 +296,13 @@ struct TwoShot {
 
     // A call of one window sends at once, as a Lamport call does. Of more, number 0 comes first, so that its release has no stores to
     // wait for.
+    const auto send_next = [&]() SIGNAL_INLINE {
+      send(out, soon);
+      advance(out, rounds);
+      soon = fetch(out);
+    };
     const auto send_window = [&]() SIGNAL_INLINE {
-      while (out.number == 0) {
-        send(out, soon);
-        advance(out, rounds);
-        soon = fetch(out);
-      }
+      while (out.number == 0) send_next();
     };
     if (windows == 1) send_window();
 #ifdef SIGNAL_MUTANT_TWO_SHOT_FIRST_NUMBER_AT_ONCE
@@ -383,11 +378,7 @@ struct TwoShot {
 #else
       const uint32_t most = in.number + (rounds == 1 ? 2 : 1);
 #endif
-      while (out.number < windows && (out.number < most || (out.number == most && out.round < in.round))) {
-        send(out, soon);
-        advance(out, rounds);
-        soon = fetch(out);
-      }
+      while (out.number < windows && (out.number < most || (out.number == most && out.round < in.round))) send_next();
     }
     if constexpr (kTwoHops) alive = alive && gather(sums);
     test_delay(m, kPhaseExchange);

@@ -12,7 +12,7 @@ use crate::error::{ApiMisuse, Result};
 use crate::kernel::{
     Algorithm, AllReduceParams, FLAG_ALLOW_NEXT, FLAG_PUSH, FLAG_STAGED, FastSum, GroupParams, Kernel,
 };
-use crate::layout::{LAMPORT_SLOT_BYTES, MAX_GPUS, PACK_BYTES, most_lamport_bytes};
+use crate::layout::{MAX_GPUS, PACK_BYTES, most_lamport_bytes};
 use crate::plan::{Load, Plan};
 
 use super::Symmetric;
@@ -146,14 +146,15 @@ impl<B: Backend> Call<'_, B> {
             _ => {}
         }
         let in_place = input == output;
+        let packs = bytes.div_ceil(PACK_BYTES as u64);
         let params = AllReduceParams {
             group,
             input,
             output,
             bytes,
-            packs: bytes.div_ceil(PACK_BYTES as u64),
+            packs,
             whole_packs: bytes / PACK_BYTES as u64,
-            window_packs: window_packs(plan.algorithm, &group, bytes.div_ceil(PACK_BYTES as u64)),
+            window_packs: window_packs(plan.algorithm, &group, packs),
             op: op as u32,
             dtype: dtype as u32,
             ..AllReduceParams::zeroed()
@@ -301,17 +302,13 @@ fn window_packs(algorithm: Algorithm, group: &GroupParams, all: u64) -> u64 {
     let world = u64::from(group.world);
     match algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push | Algorithm::Lines => packs,
-        // world shards for this rank, and as many sums for it.
+        // The sums of world shards, and as many shards for this rank.
         Algorithm::TwoStagePush => packs / (2 * world) * world,
         Algorithm::TwoShot => {
             // Of a sender's slots, of which few ranks have several: all for two ranks, half for shards and half for sums for more.
             // Equal windows, so that the last is no shorter than the ranks are many.
-            let most = match group.world as usize {
-                few @ ..=2 => most_lamport_bytes(few),
-                some @ 3..=4 => LAMPORT_SLOT_BYTES * some,
-                many => LAMPORT_SLOT_BYTES / 2 * many,
-            } as u64
-                / PACK_BYTES as u64;
+            let slots = (most_lamport_bytes(group.world as usize) / PACK_BYTES) as u64;
+            let most = if world <= 2 { slots } else { slots / 2 * world };
             all.div_ceil(all.div_ceil(most).max(1))
         }
         // w staged packs and ceil(w / world) sums: with w = world x k that is (world + 1) x k.

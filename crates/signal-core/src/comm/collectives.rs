@@ -639,7 +639,7 @@ impl<B: Backend> Call<'_, B> {
     }
 
     /// A piece for each rank of the group.
-    fn pieces<'p>(&self, piece: impl Fn(usize) -> Piece<'p, B>) -> Pieces<'p, B> {
+    pub(super) fn pieces<'p>(&self, piece: impl Fn(usize) -> Piece<'p, B>) -> Pieces<'p, B> {
         std::array::from_fn(|peer| if peer < self.comm.world_size() { piece(peer) } else { Piece::NONE })
     }
 
@@ -658,7 +658,7 @@ impl<B: Backend> Call<'_, B> {
     }
 
     /// Equal parts of `count` elements of `size` bytes.
-    fn equal(&self, count: usize, size: usize) -> Result<Parts> {
+    pub(super) fn equal(&self, count: usize, size: usize) -> Result<Parts> {
         Parts::new(std::iter::repeat_n(count, self.comm.world_size()), size)
     }
 
@@ -683,7 +683,7 @@ impl<B: Backend> Call<'_, B> {
 
 /// How an operand is divided among the ranks, in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Parts {
+pub(super) struct Parts {
     starts: [u64; MAX_GPUS],
     bytes: [u64; MAX_GPUS],
     equal: bool,
@@ -703,19 +703,19 @@ impl Parts {
         Ok(parts)
     }
 
-    fn start(&self, rank: usize) -> u64 {
+    pub(super) fn start(&self, rank: usize) -> u64 {
         self.starts[rank]
     }
 
-    fn of(&self, rank: usize) -> u64 {
+    pub(super) fn of(&self, rank: usize) -> u64 {
         self.bytes[rank]
     }
 
-    fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
-    fn load(&self) -> Load {
+    pub(super) fn load(&self) -> Load {
         Load { bytes: self.total(), largest: self.bytes.into_iter().max().unwrap_or(0) }
     }
 

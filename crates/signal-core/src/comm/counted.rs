@@ -7,11 +7,10 @@ use crate::buffer::{Slice, SliceMut};
 use crate::collective::Collective;
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::Algorithm;
-use crate::plan::Load;
 
 use super::call::Call;
 use super::check::Amount;
-use super::exchange::{Counts, Exchange, Piece, Pieces};
+use super::exchange::{Counts, Exchange, Piece};
 use super::span::Span;
 
 impl<B: Backend> Call<'_, B> {
@@ -71,14 +70,13 @@ impl<B: Backend> Call<'_, B> {
     ) -> Result<()> {
         use crate::dtype::Dtype::U32;
 
-        let world = self.comm.world_size();
-        let too_large = ApiMisuse::TooLarge { count: capacity, element_bytes };
-        let bytes = capacity.checked_mul(element_bytes).and_then(|bytes| bytes.checked_mul(world)).ok_or(too_large)?;
+        let bytes = self.equal(capacity, element_bytes)?.total();
+        let of_counts = 4 * self.comm.world_size() as u64;
         let spans = [
-            self.raw_span("input", input, bytes as u64, None)?,
-            self.raw_span("output", output, bytes as u64, None)?,
-            self.raw_span("counts", counts, 4 * world as u64, Some(U32))?,
-            self.raw_span("received_counts", received_counts, 4 * world as u64, Some(U32))?,
+            self.raw_span("input", input, bytes, None)?,
+            self.raw_span("output", output, bytes, None)?,
+            self.raw_span("counts", counts, of_counts, Some(U32))?,
+            self.raw_span("received_counts", received_counts, of_counts, Some(U32))?,
         ];
         // SAFETY: passed on to the caller.
         unsafe { self.launch_counted(stream, &spans, capacity, element_bytes) }
@@ -94,8 +92,8 @@ impl<B: Backend> Call<'_, B> {
         element_bytes: usize,
     ) -> Result<()> {
         let [input, output, counts, received] = spans;
-        let bytes = (capacity * element_bytes) as u64;
-        if bytes == 0 {
+        let parts = self.equal(capacity, element_bytes)?;
+        if parts.total() == 0 {
             return Err(ApiMisuse::NoRoom.into());
         }
         for (read, written) in
@@ -104,27 +102,19 @@ impl<B: Backend> Call<'_, B> {
             read.check_apart(written, |_, _| false)?;
         }
         // Lines are read by who knows how many there are.
-        if self.options.algorithm.is_none() {
-            self.options.algorithm = Some(Algorithm::Pull);
-        } else if self.options.algorithm != Some(Algorithm::Pull) {
-            let algorithm = self.options.algorithm.unwrap_or(Algorithm::Pull);
+        let algorithm = *self.options.algorithm.get_or_insert(Algorithm::Pull);
+        if algorithm != Algorithm::Pull {
             return Err(ApiMisuse::Algorithm { collective: Collective::AllToAll, algorithm }.into());
         }
-        let world = self.comm.world_size();
-        let pieces = |span| -> Pieces<'_, B> {
-            std::array::from_fn(
-                |peer| if peer < world { Piece::of(span, peer as u64 * bytes, bytes) } else { Piece::NONE },
-            )
-        };
         let exchange = Exchange {
             collective: Collective::AllToAll,
             root: 0,
-            send: pieces(input),
-            receive: pieces(output),
+            send: self.pieces(|peer| Piece::of(input, parts.start(peer), parts.of(peer))),
+            receive: self.pieces(|peer| Piece::of(output, parts.start(peer), parts.of(peer))),
             one_for_all: false,
             in_place: false,
             reduction: None,
-            load: Load { bytes: bytes.saturating_mul(world as u64), largest: bytes },
+            load: parts.load(),
             amount: Amount::Counted(capacity as u64, element_bytes as u64),
             counts: Some(Counts { sent: counts.address, received: received.address, element_bytes }),
             spans,

@@ -99,10 +99,18 @@ impl<B: Backend> HostBlock<B> {
             *word = self.word32(offset_of!(HostControl, record) + 4 * i)?.load(Ordering::Relaxed);
         }
         let abort = AbortWord(record.abort);
-        if found == FaultStatus::Mismatch as u32 {
-            let other = ranks_of(abort.missing()).first().copied().unwrap_or(rank);
+        let looked = found == FaultStatus::Mismatch as u32;
+        if looked || record.abort & AbortWord::MISMATCH != 0 {
+            let differ = ranks_of(abort.missing());
+            let first = differ.first().copied().unwrap_or(rank);
+            // Who was told by the rank that found it, before it had looked, is one of the two that differ, or neither.
+            let (rank, other) = match abort.reporter() {
+                _ if looked => (rank, first),
+                reporter if differ.contains(&rank) => (rank, reporter),
+                reporter => (reporter, first),
+            };
             let both = [record.expected, record.seen];
-            let [ours, theirs] = if both == [[0; MAX_GPUS]; 2] {
+            let [ours, theirs] = if !looked || both == [[0; MAX_GPUS]; 2] {
                 // By the seal of a piece, which tells no more.
                 let operation = Operation::name_of(record.operation);
                 [format!("{operation} of some sizes"), "something else, or with other sizes".to_owned()]
@@ -110,23 +118,6 @@ impl<B: Backend> HostBlock<B> {
                 both.map(|words| Description::from_words(words).to_string())
             };
             return Ok(Some(Error::RankMismatch { rank, ours, other, theirs }));
-        }
-        if record.abort & AbortWord::MISMATCH != 0 {
-            // Another rank found it first, and this one was told before it had looked.
-            let reporter = abort.reporter();
-            let differ = ranks_of(abort.missing());
-            let (rank, other) = if differ.contains(&rank) {
-                (rank, reporter)
-            } else {
-                (reporter, differ.first().copied().unwrap_or(rank))
-            };
-            let ours = format!("{} of some sizes", Operation::name_of(record.operation));
-            return Ok(Some(Error::RankMismatch {
-                rank,
-                ours,
-                other,
-                theirs: "something else, or with other sizes".to_owned(),
-            }));
         }
         if record.missing == 0 {
             return Ok(Some(Error::Aborted { rank, by: abort.reporter() }));
