@@ -34,6 +34,7 @@ SIGNAL_DEVICE uint32_t block_dim() { return blockDim.x; }
 SIGNAL_DEVICE uint32_t grid_dim() { return gridDim.x; }
 
 SIGNAL_DEVICE void relax() {}
+SIGNAL_DEVICE uint32_t rest(uint32_t) { return kPollsPerCheck; }
 SIGNAL_DEVICE uint64_t clock() { uint64_t t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }  // ns
 
 

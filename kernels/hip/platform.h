@@ -35,6 +35,7 @@ SIGNAL_DEVICE uint32_t block_dim() { return __builtin_amdgcn_workgroup_size_x();
 SIGNAL_DEVICE uint32_t grid_dim() { return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(); }
 
 SIGNAL_DEVICE void relax() { __builtin_amdgcn_s_sleep(1); }
+SIGNAL_DEVICE uint32_t rest(uint32_t) { return kPollsPerCheck; }
 #if __has_builtin(__builtin_readsteadycounter)
 SIGNAL_DEVICE uint64_t clock() { return __builtin_readsteadycounter(); }
 #else

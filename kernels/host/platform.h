@@ -51,6 +51,14 @@ inline uint32_t block_dim() { return self->block_dim; }
 inline uint32_t grid_dim() { return self->grid_dim; }
 
 inline void relax() { sched_yield(); }
+// Comes before the next polls of a wait, of which it gives the number. A wait that has lasted leaves the processor to those it waits
+// for, ever longer, up to a millisecond.
+inline uint32_t rest(uint32_t turn) {
+  if (turn < 4) return kPollsPerCheck;
+  const timespec nap = {0, 50'000 * (turn < 23 ? turn - 3 : 20)};
+  nanosleep(&nap, nullptr);
+  return 1;
+}
 inline uint64_t clock() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec); }
 
 template <class V> V opaque(V v) { return v; }
@@ -111,7 +119,10 @@ inline bool block_any(bool vote) {
     __atomic_store_n(&s.votes[(generation + 1) % 2], 0u, __ATOMIC_RELAXED);
     __atomic_store_n(&s.generation, generation + 1, __ATOMIC_RELEASE);
   } else {
-    while (__atomic_load_n(&s.generation, __ATOMIC_ACQUIRE) == generation) relax();
+    for (uint32_t turn = 0, polls = 0; __atomic_load_n(&s.generation, __ATOMIC_ACQUIRE) == generation; polls--) {
+      if (polls == 0) polls = rest(turn++);
+      relax();
+    }
   }
   return __atomic_load_n(&s.votes[generation % 2], __ATOMIC_RELAXED) != 0;
 }

@@ -40,6 +40,7 @@ inline uint32_t grid_dim() { return ::model::self.grid_dim; }
 
 // In its caller also where nothing else is inlined: the model tells polls apart by where they are.
 __attribute__((always_inline)) inline void relax() { ::model::relax(); }
+__attribute__((always_inline)) inline uint32_t rest(uint32_t) { return kPollsPerCheck; }
 inline uint64_t clock() { return ::model::clock(); }
 
 template <class V> V opaque(V v) { return v; }

@@ -102,8 +102,10 @@ SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
 template <class Ready>
 SIGNAL_DEVICE bool wait_until(const Member& m, Ready ready) {
   const uint64_t began = platform::clock();
+  uint32_t turn = 0;
   for (bool over = false; !over;) {
-    for (uint32_t polls = 0; polls < platform::kPollsPerCheck; polls++) {
+    const uint32_t most = platform::rest(turn++);
+    for (uint32_t polls = 0; polls < most; polls++) {
       if (ready()) return true;
       platform::relax();
     }

@@ -46,7 +46,7 @@ pub fn lamport_sizes_follow_each_other<B: Backend>(rig: &Rig<B>) {
         // Few ranks have several slots each.
         let several = largest * if ranks == 2 { 3 } else { 1 };
         let sizes = [several, 16, largest, largest - 2, 40_000, 4_096, 4_112, 6, largest, 20_000, 10];
-        let calls = if ranks == 8 { 5 } else { scaled(sizes.len() as u32).max(4) };
+        let calls = if ranks == 8 { 3 } else { scaled(sizes.len() as u32).max(4) };
         for_dtypes!(T => for (call, bytes) in sizes.into_iter().take(calls as usize).enumerate() {
             let grid = lamport(pick(&mut rng, &[1, 2, 4]), pick(&mut rng, &[1, 2]));
             let places = pick(&mut rng, &Mix::ALL).places(ranks, &mut rng);
