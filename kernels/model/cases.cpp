@@ -227,6 +227,9 @@ void add_lines(List& l) {
   Scenario& wrap = l.add("lines-wrap", 2, {each, each, lines_move(Pieces::kEach, 4, 1, 1), lines_move(Pieces::kEach, 4, 1, 1)});
   wrap.lines = kLastLines - 1;
   wrap.old_lines = true;
+  Scenario& wrap_of_sums = l.add("lines-reduce-wrap", 2, {sum, sum, sum});
+  wrap_of_sums.lines = kLastLines;
+  wrap_of_sums.old_lines = true;
 }
 
 void add_exchange_of_three(List& l, uint32_t each) {

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "barrier.h"
-#include "dtype.h"
+#include "world.h"
 
 namespace signal_comm {
 
@@ -294,36 +294,62 @@ SIGNAL_DEVICE void lines_move(const ExchangeParams& p) {
   if (alive) end_lines(call);
 }
 
-// The reduction of a line of every rank. Several polls are on their way at once.
-template <class T>
-SIGNAL_COLD bool reduce_line(const LineCall& call, uint32_t number) {
+// Line `number` of every rank, this one's among them. Several polls are on their way at once. False as in `receive_line`.
+SIGNAL_DEVICE bool receive_lines(const LineCall& call, uint32_t number, uint64_t (&data)[kMaxGpus]) {
   const ExchangeParams& p = call.p;
-  const uint32_t rank = p.group.rank, world = p.group.world;
+  const uint32_t rank = p.group.rank;
   const uint64_t own = load_data(p.source[rank], p.send_bytes[rank], number);
-  uint64_t data[kMaxGpus];
-  bool all = false;
-  for (uint32_t polls = 0; !all && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
-    all = true;
+  uint32_t missing = ((1u << p.group.world) - 1) & ~(1u << rank);
+  with_world(p.group.world, [&](auto world) SIGNAL_INLINE {
+    constexpr uint32_t N = decltype(world)::value;
+    const Line* at[N];
     SIGNAL_UNROLL
-    for (uint32_t r = 0; r < kMaxGpus; r++) {
-      if (r >= world || r == rank) continue;
-      const LineWord found = call.look(r, number);
-      data[r] = found.data();
-      all = all && found.is(call.epoch);
+    for (uint32_t r = 0; r < N; r++) at[r] = call.line(rank, r, number);
+    SIGNAL_NO_UNROLL
+    for (uint32_t polls = 0; missing != 0 && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
+      SIGNAL_UNROLL
+      for (uint32_t r = 0; r < N; r++) {
+        if (r == rank) continue;
+        const LineWord found{platform::load_line(at[r])};
+        // Not again once it was there, for the reason that wait_for_line gives.
+        const bool take = (missing & 1u << r) != 0 && found.is(call.epoch);
+        data[r] = take ? found.data() : data[r];
+        missing &= take ? ~(1u << r) : ~0u;
+      }
+      if (missing != 0) platform::relax();
     }
-    if (!all) platform::relax();
+  });
+  if (missing != 0 || call.wraps()) {
+    SIGNAL_NO_UNROLL
+    for (uint32_t r = 0; r < p.group.world; r++) {
+      if (r == rank) continue;
+      if ((missing & 1u << r) == 0) {
+        call.accept(r, number);
+        continue;
+      }
+      uint64_t found = 0;
+      if (!receive_line(call, r, number, found)) return false;
+      SIGNAL_UNROLL
+      for (uint32_t k = 0; k < kMaxGpus; k++) data[k] = k == r ? found : data[k];  // by constants, so that it stays in registers
+    }
   }
-  typename T::LineFold sum(p.op);
+  SIGNAL_UNROLL
+  for (uint32_t k = 0; k < kMaxGpus; k++) data[k] = k == rank ? own : data[k];
+  return true;
+}
+
+// The reduction of what receive_lines has brought, in rank order.
+template <class T>
+SIGNAL_DEVICE uint64_t fold_lines(uint32_t op, uint32_t world, const uint64_t (&data)[kMaxGpus]) {
+  typename T::LineFold sum(op);
   SIGNAL_UNROLL
   for (uint32_t r = 0; r < kMaxGpus; r++) {
-    if (r >= world) continue;
-    if (r != rank && !all && !receive_line(call, r, number, data[r])) return false;
+    if (r >= world) break;
     Pack pack = {};
-    set_element<uint64_t>(pack, 0, r == rank ? own : data[r]);
+    set_element<uint64_t>(pack, 0, data[r]);
     sum.add(pack);
   }
-  store_data(p.target[rank], p.receive_bytes[rank], number, element_of<uint64_t>(sum.finish(world), 0));
-  return true;
+  return element_of<uint64_t>(sum.finish(world), 0);
 }
 
 // Keeps the reduction of the pieces that are for this rank, which all ranks have, of one size.
@@ -337,10 +363,16 @@ SIGNAL_DEVICE void lines_reduce(const ExchangeParams& p) {
   const uint64_t bytes = p.receive_bytes[p.group.rank];
   bool alive = true;
   if (bytes != 0 && call.first < call.step) {
-    with_type(p.dtype, [&](auto type) SIGNAL_INLINE {
-      const uint32_t lines = lines_of(bytes);
-      for (uint32_t number = call.first; alive && number < lines; number += call.step) alive = reduce_line<decltype(type)>(call, number);
-    });
+    const uint32_t rank = p.group.rank, lines = lines_of(bytes);
+    SIGNAL_NO_UNROLL
+    for (uint32_t number = call.first; number < lines; number += call.step) {
+      uint64_t data[kMaxGpus] = {};
+      alive = receive_lines(call, number, data);
+      if (!alive) break;
+      uint64_t reduced = 0;
+      with_type(p.dtype, [&](auto type) SIGNAL_INLINE { reduced = fold_lines<decltype(type)>(p.op, p.group.world, data); });
+      store_data(p.target[rank], bytes, number, reduced);
+    }
   } else {
     for_each_line(call, p.receive_bytes, [&](uint32_t peer, uint32_t number) SIGNAL_INLINE {  // tokens
       uint64_t data;
