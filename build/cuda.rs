@@ -5,12 +5,14 @@ use std::process::Command;
 
 use crate::cache::Key;
 use crate::toolchain::{Failure, Result, compile, env, env_path, in_path, run, version, write};
-use crate::{Built, Image, Request, Target};
+use crate::{Built, Image, Request, Target, list};
 
 const SOURCE: &str = "kernels/cuda/kernels.cu";
 const FILE: &str = "kernels.fatbin";
 
-/// Compute capabilities that get machine code.
+/// Chooses other compute capabilities than [`SASS`], as `90` or `sm_90`.
+const CHOICE: &str = "SIGNAL_CUDA_ARCHS";
+/// Compute capabilities that get machine code where nobody chooses.
 const SASS: [&str; 3] = ["80", "90", "100"];
 /// And the one whose PTX serves every later device. Not a later one: only PTX for 90 and above may wait for an early
 /// launch, and a driver can read no PTX that is newer than itself.
@@ -26,10 +28,18 @@ pub(crate) fn build(request: &Request) -> Result<Built> {
         Err(why) => return Ok(Built::Missing(why)),
     };
     let missing = |failure: Failure| Ok(Built::Missing(format!("{}: {}", nvcc.display(), failure.summary())));
-    let (version, archs) = match version(&nvcc).and_then(|said| Ok((said, known_archs(&nvcc)?))) {
+    let chosen = chosen_archs()?;
+    let found = version(&nvcc).and_then(|said| Ok((said, known_archs(&nvcc, &chosen)?)));
+    let (version, (archs, unknown)) = match found {
         Ok(found) => found,
         Err(failure) => return missing(failure),
     };
+    for name in unknown {
+        if !chosen.is_empty() && !name.starts_with("compute") {
+            return Err(format!("{CHOICE}: {} does not know {name}", nvcc.display()));
+        }
+        println!("cargo::warning=the cuda image goes without {name}: {} does not know it", nvcc.display());
+    }
     let Some(first) = archs.first() else {
         return Ok(Built::Missing(format!("{} knows none of the wanted architectures", nvcc.display())));
     };
@@ -76,22 +86,33 @@ fn find() -> Result<std::result::Result<PathBuf, String>> {
     Ok(nvcc.ok_or_else(|| "no nvcc under NVCC, CUDA_HOME, PATH or /usr/local/cuda".into()))
 }
 
-/// The wanted list, cut down to what this nvcc knows.
-fn known_archs(nvcc: &Path) -> std::result::Result<Vec<String>, Failure> {
+/// The compute capabilities that somebody chose.
+fn chosen_archs() -> Result<Vec<String>> {
+    let text = env(CHOICE)?;
+    let number = |word: &str| {
+        let number = word.strip_prefix("sm_").unwrap_or(word);
+        // `90a` is code for that device alone, which is what machine code is anyway.
+        let digits = number.trim_end_matches(['a', 'f']);
+        let valid = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        valid
+            .then(|| number.to_owned())
+            .ok_or_else(|| format!("{CHOICE}={text}: expected a list such as 80,90, not `{word}`"))
+    };
+    list(&text).map(number).collect()
+}
+
+/// Of the wanted architectures those that this nvcc knows, and the others.
+fn known_archs(nvcc: &Path, chosen: &[String]) -> std::result::Result<(Vec<String>, Vec<String>), Failure> {
     let codes = run(Command::new(nvcc).arg("--list-gpu-code"))?;
     let archs = run(Command::new(nvcc).arg("--list-gpu-arch"))?;
     let knows = |list: &str, name: &str| list.split_whitespace().any(|word| word == name);
-    let mut known = Vec::new();
-    for (number, prefix) in SASS.iter().map(|number| (*number, "sm")).chain([(PTX, "compute")]) {
-        let name = format!("{prefix}_{number}");
-        let virtual_known = knows(&archs, &format!("compute_{number}"));
-        if virtual_known && (prefix == "compute" || knows(&codes, &name)) {
-            known.push(name);
-        } else {
-            println!("cargo::warning=the cuda image goes without {name}: {} does not know it", nvcc.display());
-        }
-    }
-    Ok(known)
+    let machine: Vec<&str> =
+        if chosen.is_empty() { SASS.to_vec() } else { chosen.iter().map(String::as_str).collect() };
+    let wanted = machine.iter().map(|number| format!("sm_{number}")).chain([format!("compute_{PTX}")]);
+    Ok(wanted.partition(|name| {
+        let virtual_known = name.rsplit('_').next().is_some_and(|number| knows(&archs, &format!("compute_{number}")));
+        virtual_known && (name.starts_with("compute") || knows(&codes, name))
+    }))
 }
 
 fn gencode(arch: &str) -> String {

@@ -5,12 +5,15 @@ use std::process::Command;
 use std::thread;
 
 use crate::cache::Key;
-use crate::toolchain::{Failure, Result, compile, env_path, in_path, read, run, version, write};
+use crate::toolchain::{Failure, Result, compile, env, env_path, in_path, read, run, version, write};
 use crate::{Built, Image, Request, Target};
 
 const SOURCE: &str = "kernels/hip/kernels.hip";
 const FILE: &str = "kernels.hipfb";
+/// The architectures that get code where nobody chooses others.
 const ARCHS: [&str; 2] = ["gfx90a", "gfx942"];
+/// Where others are chosen: what CMake's HIP packages and PyTorch's build read. The first that is set counts.
+const CHOICES: [&str; 3] = ["AMDGPU_TARGETS", "GPU_TARGETS", "PYTORCH_ROCM_ARCH"];
 
 /// One code object a run: clang joins several with a tool that distributions package apart.
 const FLAGS: [&str; 8] = [
@@ -43,10 +46,10 @@ struct Compiler {
 }
 
 pub(crate) fn build(request: &Request) -> Result<Built> {
-    let mut reasons = Vec::new();
-    let mut found = None;
+    let (mut reasons, mut found) = (Vec::new(), None);
+    let wanted = wanted_archs()?;
     for candidate in candidates()? {
-        match examine(request, &candidate) {
+        match examine(request, &candidate, &wanted) {
             Ok(compiler) => {
                 found = Some(compiler);
                 break;
@@ -99,6 +102,18 @@ pub(crate) fn build(request: &Request) -> Result<Built> {
     Ok(Built::Image(Image { file: Some(FILE), archs, fingerprint }))
 }
 
+fn wanted_archs() -> Result<Vec<String>> {
+    let mut wanted: Vec<String> = Vec::new();
+    // All are read: the script runs again when any changes.
+    for text in CHOICES.map(env) {
+        let text = text?;
+        if wanted.is_empty() {
+            wanted = text.split([';', ',', ' ']).filter(|arch| !arch.is_empty()).map(str::to_owned).collect();
+        }
+    }
+    Ok(if wanted.is_empty() { ARCHS.map(str::to_owned).to_vec() } else { wanted })
+}
+
 fn candidates() -> Result<Vec<Candidate>> {
     let one = |path, freestanding| Ok(vec![Candidate { path, freestanding, named: true }]);
     if let Some(hipcc) = env_path("HIPCC")? {
@@ -118,7 +133,7 @@ fn candidates() -> Result<Vec<Candidate>> {
 }
 
 /// Proves that the compiler and its linker work, so that a later failure is our sources'; finds the architectures.
-fn examine(request: &Request, candidate: &Candidate) -> std::result::Result<Compiler, String> {
+fn examine(request: &Request, candidate: &Candidate, wanted: &[String]) -> std::result::Result<Compiler, String> {
     let path = &candidate.path;
     let version = version(path).map_err(|failure| failure.summary())?;
     let mut flags: Vec<String> = FLAGS.map(str::to_owned).into();
@@ -132,9 +147,9 @@ fn examine(request: &Request, candidate: &Candidate) -> std::result::Result<Comp
         run(command.arg(&source).arg("-o").arg(request.out.join(format!("probe.{arch}.co")))).map(drop)
     };
     let (mut archs, mut refused) = (Vec::new(), Vec::new());
-    for arch in ARCHS {
+    for arch in wanted {
         match attempt(arch) {
-            Ok(()) => archs.push(arch.to_owned()),
+            Ok(()) => archs.push(arch.clone()),
             Err(failure) => refused.push(format!("{arch}: {}", failure.summary())),
         }
     }

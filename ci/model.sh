@@ -193,6 +193,15 @@ run_mutants() {
   [ $survivors -eq 0 ]
 }
 
+# One process a scenario, as many at a time as there are processors; what each prints stays together.
+run_scenarios() {
+  # shellcheck disable=SC2016 # for the shell within
+  printf '%s\n' "${scenarios[@]}" | xargs -P "$(nproc)" -I{} bash -c '
+    printed=$("$0" --exhaustive --random 0 --seconds "$1" "$2" 2>&1) || failed=1
+    printf "%s\n" "$printed" | sed "/^scenario /d"
+    exit ${failed:-0}' "$OUT/model" $SECONDS_LIMIT {}
+}
+
 # run_spin KIND: the models that must pass, or those that must fail.
 run_spin() {
   local kind=$1 row model expected defines start result states folder log failed=0
@@ -264,7 +273,8 @@ else
   done
   if [ ${#names[@]} -eq 0 ]; then "$OUT/model" --litmus || failed=1; fi
   if [ ${#names[@]} -eq 0 ] || [ ${#scenarios[@]} -gt 0 ]; then
-    "$OUT/model" --exhaustive --random 0 --seconds $SECONDS_LIMIT "${scenarios[@]}" || failed=1
+    [ ${#scenarios[@]} -gt 0 ] || mapfile -t scenarios < <("$OUT/model" --list)
+    run_scenarios || failed=1
   fi
   run_spin pass || failed=1
 fi

@@ -4,11 +4,11 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images tests quickstart example tsan model mutants; --full adds the long forms: long asan bindings package.
+# Stages: fmt clippy docs images tests quickstart example tsan model mutants; --full adds the long forms: archs long asan bindings package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 STAGES=(fmt clippy docs images tests quickstart example tsan model mutants)
-LONG_STAGES=(long asan bindings package)
+LONG_STAGES=(archs long asan bindings package)
 # Of the short stages together.
 LIMIT=$((30 * 60))
 
@@ -71,20 +71,22 @@ stage_example() {
   done
 }
 
-# Not the cases whose ranks are processes: it sees one process at a time. Nor, but under --full, those that take long and whose
-# kernels others run too.
+# Cases that between them run each kernel, each way of waiting and each hand-over between threads of the library; --full runs all
+# but those whose ranks are processes, of which it sees one at a time.
+TSAN_CASES=(
+  barrier_probe_ all_reduce_matches_small_sizes all_reduce_matches_with_a_thread_a_rank input_overwritten_ lamport_words lamport_waits
+  two_shot_and_lamport lines_count_wraps exchanges_match_small_sizes exchanges_inputs exchanges_in_graphs counted_all_to_all_in_graphs
+  check_lets graph_mixes random_programs domains_on_threads domains_share split_beside streams_second streams_two streams_fast
+  streams_domains recover_with_a_thread
+)
+
 stage_tsan() {
-  local skipped=() name
-  for name in processes_ recover_after recover_with_a_late timeout_in_wide default_plan same_bits on_every_domain \
-    match_windows matches_windows match_around special_order; do
-    skipped+=(--skip "$name")
-  done
-  cargo_test_tsan --target-dir target/tsan -- "${skipped[@]}"
+  cargo_test_tsan --target-dir target/tsan -- --skip processes_ "${TSAN_CASES[@]}"
   # Kernels by another compiler.
   local clang
   for clang in clang++-19 clang++; do
     have "$clang" || continue
-    CXX=$clang cargo_test_tsan --target-dir target/tsan -- barrier_probe_worlds lamport_sizes
+    CXX=$clang cargo_test_tsan --target-dir target/tsan -- barrier_probe_long lamport_words exchanges_in_graphs
     return
   done
   die "no clang++"
@@ -97,6 +99,11 @@ stage_model() {
 
 stage_mutants() {
   ci/mutants.sh
+}
+
+# The images as users get them; the short stages make do with one architecture each.
+stage_archs() {
+  SIGNAL_CUDA_ARCHS='' AMDGPU_TARGETS='' cargo build --workspace --no-default-features --features "$FEATURES"
 }
 
 stage_long() {
@@ -175,7 +182,9 @@ fi
 join() { local IFS=,; say "$*"; }
 SIGNAL_REQUIRE_IMAGES=$(join "${images[@]}")
 FEATURES=$(join "${features[@]}")
-export SIGNAL_REQUIRE_IMAGES FEATURES
+# Each takes a minute or two.
+SIGNAL_CUDA_ARCHS=${SIGNAL_CUDA_ARCHS-90} AMDGPU_TARGETS=${AMDGPU_TARGETS-gfx942}
+export SIGNAL_REQUIRE_IMAGES FEATURES SIGNAL_CUDA_ARCHS AMDGPU_TARGETS
 
 # Why a stage cannot run here; nothing if it can.
 obstacle() {

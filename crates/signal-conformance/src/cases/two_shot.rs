@@ -76,11 +76,11 @@ pub fn two_shot_and_lamport_follow_each_other<B: Backend>(rig: &Rig<B>) {
         }
         let mut rng = Rng::new(u64::from(first) + ranks as u64);
         let one = window(ranks);
-        let most = if is_scaled_down() { 6 } else { usize::MAX };
+        let largest = if is_scaled_down() { one + 64 } else { 3 * one };
         let sizes = [40, 3 * one, 30, 3_000, one + 64, 700, 16_384, 60, 2 * one + 32, 1_000, one, 2_000, 40];
         let mut calls: Vec<_> = sizes
             .into_iter()
-            .take(most)
+            .filter(|bytes| *bytes <= largest)
             .map(|bytes| {
                 let by_region = bytes <= 16_384 && rng.next_u64().is_multiple_of(2);
                 let algorithm = if by_region { Algorithm::Lamport } else { Algorithm::TwoShot };
