@@ -31,11 +31,19 @@ mod compare;
 
 pub mod cases;
 mod exchange;
+pub mod job;
 mod pieces;
 mod place;
 mod processes;
 mod rig;
 mod world;
+
+/// What [`with_dtype!`] names.
+#[doc(hidden)]
+pub mod element {
+    pub use half::{bf16, f16};
+    pub use signal_core::{Dtype, E4m3, E5m2};
+}
 
 pub use processes::{ProcessCase, run_processes};
 pub use rig::{Rig, run};
