@@ -88,7 +88,9 @@ impl<B: Backend> Ranks<B> {
         // The device counts from 1, after the calls that it has counted.
         let failing = round.fault.as_ref().map_or(0, |fault| {
             let domain = round.calls[fault.call].domain();
-            self.counted[domain as usize] + round.launches(fault.call + 1, domain)
+            // In checked mode it fails in the comparison, before it is counted.
+            let checked = usize::from(self.comms[0].settings().check);
+            self.counted[domain as usize] + round.launches(fault.call + 1, domain) - checked
         });
         let began = Instant::now();
         let driven = self.drive(round, seed, deadline, &mut steps)?;
