@@ -7,7 +7,7 @@ use super::op::{Part, Who};
 use super::state::{Buffer, Comm, State, Stream, refusable};
 
 /// Times that a call of all ranks is tried again after it missed the deadline.
-const ATTEMPTS: usize = 20;
+pub(super) const ATTEMPTS: usize = 20;
 
 impl State {
     /// Makes a call on some ranks.
@@ -123,7 +123,7 @@ impl State {
             }
             match ended.into_iter().find_map(Result::err) {
                 None => {
-                    self.sums += 1;
+                    self.saw("sum".to_owned());
                     return self.compare(stream, input, output, &inputs);
                 }
                 Some(Error::Timeout(_) | Error::Poisoned { .. }) => self.recover_all(0, self.world()),
@@ -146,7 +146,7 @@ impl State {
 
     /// Notes on how many ranks a call was accepted. If not on all, whoever made it misses the others now: left to wait, it
     /// would meet them in another call, which no API can make sense of.
-    fn note(&mut self, accepted: usize) {
+    pub(super) fn note(&mut self, accepted: usize) {
         if (accepted != 0 && accepted != self.world()) || self.capturing() {
             self.diverged = true;
             self.settle();
@@ -159,7 +159,7 @@ fn lengths_differ(input: &Part, output: &Part) -> bool {
 }
 
 /// What no call is accepted with that moves something.
-fn is_misuse(options: &CallOptions, domains: bool) -> bool {
+pub(super) fn is_misuse(options: &CallOptions, domains: bool) -> bool {
     let impossible = |size: Option<u32>| size.is_some_and(|size| size == 0 || size > 1024);
     options.domain > 7
         || (options.domain > 0 && (!domains || options.algorithm.is_some_and(Algorithm::uses_region)))

@@ -29,6 +29,19 @@ pub(crate) struct Part {
     pub(crate) end: usize,
 }
 
+/// A collective of any kind: what it is comes out of the seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Draw {
+    pub(crate) seed: u64,
+    /// Whether something is wrong with it.
+    pub(crate) twisted: bool,
+    /// Where its first two operands lie, and from which element on.
+    pub(crate) sets: [usize; 2],
+    pub(crate) starts: [usize; 2],
+    /// The algorithm comes out of the seed too.
+    pub(crate) options: CallOptions,
+}
+
 /// Numbers choose among what there is, whatever there is: modulo its length.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -39,6 +52,11 @@ pub(crate) enum Op {
         input: Part,
         output: Part,
         options: CallOptions,
+    },
+    Collective {
+        who: Who,
+        stream: usize,
+        draw: Draw,
     },
     Barrier {
         who: Who,
@@ -142,7 +160,8 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
 
 fn op() -> BoxedStrategy<Op> {
     let calls = prop_oneof![
-        8 => (who(), stream(), parts(), options())
+        14 => (who(), stream(), draw()).prop_map(|(who, stream, draw)| Op::Collective { who, stream, draw }),
+        5 => (who(), stream(), parts(), options())
             .prop_map(|(who, stream, (input, output), options)| Op::AllReduce { who, stream, input, output, options }),
         2 => (who(), stream(), options()).prop_map(|(who, stream, options)| Op::Barrier { who, stream, options }),
         1 => (who(), stream(), options(), 0u32..4)
@@ -175,12 +194,22 @@ fn op() -> BoxedStrategy<Op> {
         2 => (small(), hostile()).prop_map(|(rank, count)| Op::Plan { rank, count }),
         2 => small().prop_map(Op::Abort),
         2 => small().prop_map(Op::Recover),
-        8 => (small(), prop_oneof![3 => Just(8), 1 => 0usize..4]).prop_map(|(first, ranks)| Op::RecoverAll { first, ranks }),
+        14 => (small(), prop_oneof![3 => Just(8), 1 => 0usize..4]).prop_map(|(first, ranks)| Op::RecoverAll { first, ranks }),
         1 => small().prop_map(Op::Leave),
         1 => create(),
     ]
     .boxed();
     prop_oneof![8 => calls, 4 => memory, 2 => streams, 3 => rest].boxed()
+}
+
+fn draw() -> BoxedStrategy<Draw> {
+    let twisted = prop_oneof![2 => Just(false), 1 => Just(true)];
+    // No seed is simpler than another.
+    let seed = any::<u64>().no_shrink();
+    let (sets, starts) = (prop::array::uniform2(0usize..8), prop::array::uniform2(0usize..8));
+    (seed, twisted, sets, starts, options())
+        .prop_map(|(seed, twisted, sets, starts, options)| Draw { seed, twisted, sets, starts, options })
+        .boxed()
 }
 
 fn who() -> BoxedStrategy<Who> {

@@ -1,8 +1,9 @@
 //! A group of ranks and what they have, and all that a case does to it but calling collectives.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use signal_comm::host::{self, Host};
+use signal_comm::host::{self, Host, HostConfig};
 use signal_comm::{
     ApiMisuse, Backend, BarrierProbe, Communicator, DeviceBuffer, Dtype, Error, ReduceOp, Result, Settings, Signal,
 };
@@ -18,8 +19,11 @@ pub(super) type Comm = Communicator<Host>;
 pub(super) type Stream = <Host as Backend>::Stream;
 pub(super) type Buffer = DeviceBuffer<Host, f32>;
 
+/// Calls by what they were.
+pub(crate) type Seen = BTreeMap<String, usize>;
+
 pub(crate) struct State {
-    devices: Vec<<Host as Backend>::Device>,
+    pub(super) devices: Vec<<Host as Backend>::Device>,
     pub(super) domains: bool,
     /// By rank; `None` once it has left.
     pub(super) comms: Vec<Option<Comm>>,
@@ -34,15 +38,17 @@ pub(crate) struct State {
     pub(super) diverged: bool,
     /// A rank has used another's stream, which may refuse the other its own.
     pub(super) mixed: bool,
-    /// Calls of all ranks that were right.
-    pub(super) sums: usize,
+    /// Calls of all ranks that were right, or refused without effect as they had to be, by what they were.
+    pub(super) seen: Seen,
     /// Kept open for as long as its devices are used.
-    _backend: Host,
+    backend: Host,
 }
 
 impl State {
     pub(crate) fn new(case: &Case) -> Self {
-        let backend = host::open().unwrap();
+        let mut config = HostConfig::from_env().unwrap();
+        config.canaries = true;
+        let backend = host::open_with(config).unwrap();
         let all = backend.devices().unwrap();
         let device = |rank: usize| all[if case.shared { 0 } else { rank % all.len() }].clone();
         let devices: Vec<_> = (0..case.world).map(device).collect();
@@ -62,9 +68,9 @@ impl State {
             graphs: Vec::new(),
             diverged: false,
             mixed: false,
-            sums: 0,
+            seen: Seen::new(),
             devices,
-            _backend: backend,
+            backend,
         };
         // Something to begin with.
         state.apply(&Op::Alloc { who: Who::All, len: 1000 });
@@ -72,10 +78,16 @@ impl State {
         state
     }
 
-    /// Does it all; says how many calls there were whose results were right.
-    pub(crate) fn run(mut self, ops: &[Op]) -> usize {
+    /// Does it all; says which calls there were that came out as they had to.
+    pub(crate) fn run(mut self, ops: &[Op]) -> Seen {
         ops.iter().for_each(|op| self.apply(op));
-        self.sums
+        self.settle();
+        assert_eq!(self.backend.overwritten(), [], "kernels have written outside");
+        self.seen
+    }
+
+    pub(super) fn saw(&mut self, what: String) {
+        *self.seen.entry(what).or_default() += 1;
     }
 
     pub(super) fn world(&self) -> usize {
@@ -103,6 +115,7 @@ impl State {
             Op::AllReduce { who, stream, input, output, options } => {
                 self.all_reduce(who, stream, input, output, options);
             }
+            Op::Collective { who, stream, ref draw } => self.collective(who, stream, draw),
             Op::Barrier { who, stream, options } => {
                 self.each(who, stream, |comm, stream, _| comm.with(options).barrier(stream));
             }

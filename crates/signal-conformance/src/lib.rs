@@ -12,7 +12,8 @@
 //! Outputs are compared bit by bit with [`reference::all_reduce`](signal_core::reference::all_reduce), on every rank
 //! and over the whole output. Inputs are not exact in f32, so any other order of the sum shows. An output is poisoned
 //! before the call, canaries stand before and behind every slice, and an out-of-place call must leave its input as it
-//! was.
+//! was. What lies between the parts of a group's memory, around the Signal, the control block and the scratch, is filled with canaries too,
+//! which are looked at when a world ends; what lies around whole buffers, a backend may watch (`suite!`'s third argument).
 //!
 //! # How it is driven
 //! Mostly one thread enqueues for all ranks, as an engine would; some cases have a thread a rank. Cases run one at a
@@ -30,26 +31,38 @@ mod compare;
 
 pub mod cases;
 mod exchange;
+pub mod job;
 mod pieces;
 mod place;
 mod processes;
 mod rig;
 mod world;
 
+/// What [`with_dtype!`] names.
+#[doc(hidden)]
+pub mod element {
+    pub use half::{bf16, f16};
+    pub use signal_core::{Dtype, E4m3, E5m2};
+}
+
 pub use processes::{ProcessCase, run_processes};
 pub use rig::{Rig, run};
 
 /// Makes a module of tests, one for each case of the suite, on the backend that the expression opens.
 ///
-/// `suite!(name, open)`: `open` is an expression of type `signal_core::Result<B>`, evaluated once for each test.
+/// `suite!(name, open)`: `open` is an expression of type `signal_core::Result<B>`, evaluated once for each test. `suite!(name, open,
+/// check)`: `check` takes a `&B` behind each case, and panics if that shows that something is wrong.
 #[macro_export]
 macro_rules! suite {
     ($name:ident, $open:expr) => {
+        $crate::suite!($name, $open, |_| ());
+    };
+    ($name:ident, $open:expr, $check:expr) => {
         mod $name {
             #[allow(unused_imports)] // only needed where `open` names something of the parent
             use super::*;
 
-            $crate::suite_tests! { $open;
+            $crate::suite_tests! { $open, $check;
                 layout:
                     layout_init_sets_every_word,
                     layout_pointers_follow_the_structure,
@@ -203,7 +216,7 @@ macro_rules! suite {
                     streams_fast_threads_wait;
             }
 
-            $crate::process_tests! { $open;
+            $crate::process_tests! { $open, $check;
                 processes_random_programs,
                 processes_replay_graphs,
                 processes_leave_nothing_behind,
@@ -222,11 +235,11 @@ macro_rules! suite {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! suite_tests {
-    ($open:expr; $($module:ident: $($case:ident),+;)+) => {
+    ($open:expr, $check:expr; $($module:ident: $($case:ident),+;)+) => {
         $($(
             #[test]
             fn $case() {
-                $crate::run(stringify!($case), || $open, $crate::cases::$module::$case);
+                $crate::run(stringify!($case), || $open, $check, $crate::cases::$module::$case);
             }
         )+)+
     };
@@ -236,12 +249,12 @@ macro_rules! suite_tests {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! process_tests {
-    ($open:expr; $($case:ident),+) => {
+    ($open:expr, $check:expr; $($case:ident),+) => {
         $(
             #[test]
             fn $case() {
                 let path = concat!(module_path!(), "::", stringify!($case));
-                $crate::run_processes(stringify!($case), path, || $open, $crate::cases::processes::$case());
+                $crate::run_processes(stringify!($case), path, || $open, $check, $crate::cases::processes::$case());
             }
         )+
     };

@@ -56,11 +56,12 @@ pub fn run_processes<B: Backend>(
     name: &'static str,
     path: &'static str,
     open: impl FnOnce() -> Result<B>,
+    check: impl FnOnce(&B),
     case: ProcessCase<B>,
 ) {
     // The harness leaves the crate's name out.
     let test = path.split_once("::").map_or(path, |(_, test)| test);
-    run(name, open, |rig| match std::env::var(VARIABLE) {
+    run(name, open, check, |rig| match std::env::var(VARIABLE) {
         Err(_) => (case.direct)(&Director { rig, test }),
         Ok(text) => {
             let words: Vec<&str> = text.split(' ').collect();

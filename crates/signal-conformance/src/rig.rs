@@ -23,7 +23,7 @@ const WATCHDOG: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct Rig<B: Backend> {
     /// Kept open for as long as its devices are used.
-    _backend: B,
+    backend: B,
     devices: Vec<B::Device>,
 }
 
@@ -40,12 +40,18 @@ const BY_THE_CLOCK: [&str; 9] = [
     "timeout_",
 ];
 
-/// Runs one case: alone where cases share devices, or where it watches the clock.
-pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, case: impl FnOnce(&Rig<B>)) {
+/// Runs one case: alone where cases share devices, or where it watches the clock. `check` then looks at the backend, and panics if
+/// something is wrong with it.
+pub fn run<B: Backend>(
+    name: &'static str,
+    open: impl FnOnce() -> Result<B>,
+    check: impl FnOnce(&B),
+    case: impl FnOnce(&Rig<B>),
+) {
     static TURNS: RwLock<()> = RwLock::new(());
     let backend = open().unwrap_or_else(|e| panic!("the backend does not open: {e}"));
     let devices = backend.devices().unwrap();
-    let rig = Rig { _backend: backend, devices };
+    let rig = Rig { backend, devices };
     let alone = !rig.is_host() || BY_THE_CLOCK.iter().any(|begin| name.starts_with(begin));
     // A case that panicked leaves nothing behind that others see.
     let _alone = alone.then(|| TURNS.write().unwrap_or_else(PoisonError::into_inner));
@@ -53,6 +59,7 @@ pub fn run<B: Backend>(name: &'static str, open: impl FnOnce() -> Result<B>, cas
     let _watchdog = Watchdog::new(name);
     let began = Instant::now();
     case(&rig);
+    check(&rig.backend);
     println!("{name}: {:.2} s", began.elapsed().as_secs_f64()); // seen with --nocapture
 }
 

@@ -19,7 +19,8 @@ pub(crate) fn options(adjust: impl FnOnce(&mut CallOptions)) -> CallOptions {
 }
 
 impl<B: Backend> World<B> {
-    pub(crate) fn new(comms: Vec<Communicator<B>>) -> Self {
+    pub(crate) fn new(mut comms: Vec<Communicator<B>>) -> Self {
+        comms.iter_mut().for_each(|comm| comm.plant_canaries().unwrap());
         let streams = comms.iter().map(|c| B::create_stream(c.device()).unwrap()).collect();
         World { comms, streams }
     }
@@ -85,5 +86,17 @@ impl<B: Backend> World<B> {
         B::begin_capture(stream).unwrap();
         calls(&mut self.comms[rank], stream).unwrap();
         B::end_capture(stream).unwrap()
+    }
+}
+
+impl<B: Backend> Drop for World<B> {
+    /// Panics if something was written between the parts of a rank's memory.
+    fn drop(&mut self) {
+        for comm in self.comms.iter().filter(|_| !std::thread::panicking()) {
+            // A device that no longer answers is no write.
+            if let Ok(Some(at)) = comm.overwritten() {
+                panic!("rank {}: byte {at} of its memory was written, between its parts", comm.rank());
+            }
+        }
     }
 }

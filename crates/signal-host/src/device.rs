@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use signal_core::backend::{DeviceFamily, DeviceInfo};
 use signal_core::error::{ApiMisuse, Error, Result, Unavailable};
 
+use crate::canary::{Overwritten, Watch};
 use crate::module::{HostImage, HostKernel};
-use crate::sync::Shared;
+use crate::sync::{Shared, SpinLock};
 
 /// What the backend pretends to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,9 @@ pub struct HostConfig {
     /// and two for the standard library's signal stack; running out of them there would end the process. The default
     /// leaves a quarter of them free.
     pub max_threads: usize,
+    /// Whether bytes around each buffer are watched, so that [`Host::overwritten`] tells what kernels have written outside: for
+    /// tests. Costs two pages a buffer.
+    pub canaries: bool,
 }
 
 /// Most devices, far above any world size: each costs a handle, so this only catches slips.
@@ -35,7 +39,7 @@ const DEVICES_SETTING: &str = "SIGNAL_HOST_DEVICES";
 impl Default for HostConfig {
     /// Eight devices that all reach each other.
     fn default() -> Self {
-        HostConfig { devices: 8, blocked_peers: Vec::new(), max_threads: 12_288 }
+        HostConfig { devices: 8, blocked_peers: Vec::new(), max_threads: 12_288, canaries: false }
     }
 }
 
@@ -92,6 +96,7 @@ pub(crate) struct HostInner {
     allocated: AtomicUsize,
     /// Workers and lanes.
     threads: AtomicUsize,
+    canaries: SpinLock<Watch>,
 }
 
 impl Host {
@@ -107,6 +112,7 @@ impl Host {
             memory_bytes: memory_bytes(),
             allocated: AtomicUsize::new(0),
             threads: AtomicUsize::new(0),
+            canaries: SpinLock::new(Watch::default()),
         })))
     }
 
@@ -118,6 +124,12 @@ impl Host {
     /// Threads that the backend keeps for streams and grids, to find leaks.
     pub fn threads(&self) -> usize {
         self.0.threads.load(Ordering::Relaxed)
+    }
+
+    /// What has been written outside of buffers since the backend was opened, where [`HostConfig::canaries`] are planted; else
+    /// nothing. Of work that still runs, what it has written so far.
+    pub fn overwritten(&self) -> Vec<Overwritten> {
+        self.0.canaries.lock().overwritten()
     }
 
     pub(crate) fn all_devices(&self) -> Vec<Device> {
@@ -139,6 +151,11 @@ impl HostInner {
 
     pub(crate) fn count_out(&self, bytes: usize) {
         self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The canaries around buffers, if there are any.
+    pub(crate) fn canaries(&self) -> Option<&SpinLock<Watch>> {
+        self.config.canaries.then_some(&self.canaries)
     }
 
     /// Makes room for more threads, all of them or none.

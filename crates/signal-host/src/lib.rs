@@ -14,7 +14,8 @@
 //! # Memory
 //! All devices share the machine's memory, so a peer's memory needs no mapping, and [`MemoryKind`] only decides
 //! whether the host gets a pointer; but for [`MemoryKind::Shared`], which other processes map (mapping.rs). Queued work holds handles of the buffers it uses; memory is freed, without
-//! waiting for anything, by whichever thread drops the last handle.
+//! waiting for anything, by whichever thread drops the last handle. With [`HostConfig::canaries`] there are bytes around each buffer that
+//! tell when a kernel writes outside ([`Host::overwritten`]).
 //!
 //! # Order
 //! Work on a stream is ordered by the worker; the lanes of a grid hand their writes back to it when the grid ends. An
@@ -29,6 +30,7 @@
 //! right is the launcher's duty, as on every backend. That the table handed to [`Host::open`] holds the kernels that
 //! it names is the duty of whoever made it ([`HostEntry::new`]).
 
+mod canary;
 mod command;
 mod device;
 mod event;
@@ -56,6 +58,7 @@ use signal_core::kernel::Kernel;
 
 use command::Command;
 
+pub use canary::Overwritten;
 pub use device::{Device, Host, HostConfig};
 pub use event::Event;
 pub use graph::Graph;

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use signal_core::backend::MemoryKind;
 use signal_core::error::{ApiMisuse, Error, Result};
 
+use crate::canary::{self, Guarded};
 use crate::device::Device;
 use crate::mapping::Mapping;
 use crate::sync::Shared;
@@ -71,14 +72,25 @@ impl Buffer {
         }
         // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
         // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
-        let padded = bytes.checked_add(ALIGN - 16).ok_or_else(refused)?;
+        let canaries = device.host().canaries();
+        let around = if canaries.is_some() { canary::BYTES } else { 0 };
+        let padded = bytes.checked_add(ALIGN - 16 + 2 * around).ok_or_else(refused)?;
         let layout = Layout::from_size_align(padded, 16).map_err(|_| refused())?;
         // SAFETY: the layout's size is not 0.
         let raw = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
-        let skip = raw.as_ptr().align_offset(ALIGN);
+        let skip = raw.as_ptr().align_offset(ALIGN) + around;
         // SAFETY: `raw` is a multiple of 16, so the next multiple of `ALIGN` is at most `ALIGN - 16` bytes ahead,
-        // which is what the allocation has beyond `bytes`.
+        // which is what the allocation has beyond `bytes` and what is around them.
         let start = unsafe { raw.add(skip) };
+        if let Some(canaries) = canaries {
+            let buffer = Guarded { start, bytes, kind, device: device.index() };
+            // SAFETY: `around` bytes are allocated on both sides, and nobody knows of them yet. They are freed with the buffer, which
+            // is forgotten before.
+            unsafe {
+                buffer.plant();
+                canaries.lock().remember(buffer);
+            }
+        }
         Ok(Buffer::new(device, kind, bytes, start, Origin::Allocator { raw, layout }))
     }
 
@@ -153,6 +165,9 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         self.device.host().count_out(self.bytes);
         if let Origin::Allocator { raw, layout } = self.origin {
+            if let Some(canaries) = self.device.host().canaries() {
+                canaries.lock().forget(self.start);
+            }
             // SAFETY: `raw` and `layout` are those of the allocation. The last handle is gone, `Shared` ordered this behind
             // all uses through other handles, and work holds a handle until it has completed.
             unsafe { alloc::dealloc(raw.as_ptr(), layout) };

@@ -1,12 +1,11 @@
 //! The buffers of a call: prepared on all ranks, used by each in its own time, checked at the end.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use signal_comm::reference;
-use signal_comm::{Backend, CallOptions, Communicator, DeviceBuffer, Element, ReduceOp, Result};
+use signal_comm::{Backend, CallOptions, Communicator, DeviceBuffer, Element, Error, Result};
+use signal_conformance::job::{Job, Operands, RankData, RawOperands, Twist};
 
-use super::program::{AllReduce, Memory, Place};
+use super::program::{Collective, Memory, Place};
 
 /// Elements behind a slice that must stay as they are; those before it are as many as its start.
 const GUARD: usize = 19;
@@ -59,100 +58,187 @@ impl<B: Backend> Step<B> for Barrier {
     }
 }
 
-/// One rank's part in an all-reduce.
+/// One rank's part in a collective.
 struct Lane<B: Backend, T: Element> {
+    /// As it is called: with what is wrong with it, if anything is.
+    job: Job,
     options: CallOptions,
-    op: ReduceOp,
-    place: Place,
-    input: DeviceBuffer<B, T>,
-    /// `None` when in place.
-    output: Option<DeviceBuffer<B, T>>,
-    /// What the input held.
-    values: Vec<T>,
-    /// What it makes of all ranks' values.
-    expected: Arc<[T]>,
+    raw: bool,
+    twist: Option<Twist>,
+    in_place: bool,
+    buffers: Vec<DeviceBuffer<B, T>>,
+    /// As they are called.
+    ranges: Vec<Range<usize>>,
+    /// Likewise, by the raw layer.
+    addresses: Vec<u64>,
+    /// By buffer: what all of it has to hold.
+    expected: Vec<Expected<T>>,
+    /// Counts on the device, and what they have to be.
+    counts: Option<Counts<B>>,
+    /// A call with something wrong was not refused.
+    accepted: bool,
 }
 
-/// The steps of an all-reduce, by rank.
-pub(super) fn all_reduce<B: Backend, T: Element>(
+struct Expected<T> {
+    what: &'static str,
+    start: usize,
+    image: Vec<T>,
+}
+
+/// The steps of a collective, by rank.
+pub(super) fn collective<B: Backend, T: Element>(
     comms: &mut [Communicator<B>],
     streams: &[B::Stream],
-    call: &AllReduce,
+    call: &Collective,
     options: CallOptions,
 ) -> Result<Vec<Box<dyn Step<B>>>> {
-    let inputs = reference::random_inputs::<T>(comms.len(), call.data, call.count);
-    let slices: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
-    let expected: Arc<[T]> = reference::all_reduce(&slices, call.op).into();
-    let room = |start: fn(&Place) -> usize| call.places.iter().map(start).max().unwrap_or(0) + call.count + GUARD;
-    let memories = |of: fn(&Place) -> Memory| call.places.iter().map(of).collect::<Vec<_>>();
-    let sources = allocate::<B, T>(comms, &memories(|place| place.input), room(|place| place.input_start))?;
-    let targets = allocate::<B, T>(comms, &memories(|place| place.output), room(|place| place.output_start))?;
-    let buffers = sources.into_iter().zip(targets).zip(inputs);
-    let mut steps: Vec<Box<dyn Step<B>>> = Vec::with_capacity(comms.len());
-    for (((mut input, mut output), values), (place, stream)) in buffers.zip(call.places.iter().zip(streams)) {
-        input.write(stream, &image(input.len(), place.input_start, &values))?;
-        let output = match place.in_place {
-            true => None,
-            false => {
-                output.write(stream, &image(output.len(), place.output_start, &vec![poison(); call.count]))?;
-                Some(output)
-            }
+    let Collective { job, raw, twist, data, places, .. } = call;
+    let world = comms.len();
+    let [apart, together] = [false, true].map(|in_place| {
+        // Made only where some rank has it.
+        let wanted = places.iter().any(|place| (place.in_place && job.has_in_place()) == in_place);
+        if wanted { job.data::<T>(world, *data, in_place) } else { Vec::new() }
+    });
+    let (mut apart, mut together) = (apart.into_iter(), together.into_iter());
+    let mut ranks = Vec::new();
+    for place in places {
+        // Both go on, so that each rank gets its own.
+        let (apart, together) = (apart.next(), together.next());
+        let in_place = place.in_place && job.has_in_place();
+        ranks.push((in_place, if in_place { together } else { apart }));
+    }
+    let operands_of = |rank: &(bool, Option<RankData<T>>)| rank.1.as_ref().map_or(0, |data| data.operands.len());
+    let most = ranks.iter().map(operands_of).max().unwrap_or(0);
+    let mut buffers: Vec<Vec<DeviceBuffer<B, T>>> = comms.iter().map(|_| Vec::new()).collect();
+    for number in 0..most {
+        let which = number % 2;
+        let len = |((_, data), place): (&(bool, Option<RankData<T>>), &Place)| {
+            let operand = data.as_ref().and_then(|data| data.operands.get(number));
+            operand.map(|operand| place.starts[which] + operand.after.len())
         };
+        let lens: Vec<Option<usize>> = ranks.iter().zip(places).map(len).collect();
+        let room = lens.iter().flatten().max().unwrap_or(&0) + GUARD;
+        let memories: Vec<Option<Memory>> =
+            lens.iter().zip(places).map(|(len, place)| len.map(|_| place.memories[which])).collect();
+        for (all, buffer) in buffers.iter_mut().zip(allocate(comms, &memories, room)?) {
+            all.extend(buffer);
+        }
+    }
+    let mut steps: Vec<Box<dyn Step<B>>> = Vec::with_capacity(world);
+    for (rank, ((in_place, data), mut buffers)) in ranks.into_iter().zip(buffers).enumerate() {
+        let (stream, place) = (&streams[rank], &places[rank]);
+        let (operands, counts) = data.map_or((Vec::new(), None), |data| (data.operands, data.counts));
+        let (mut ranges, mut addresses, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (operand, buffer)) in operands.into_iter().zip(&mut buffers).enumerate() {
+            let start = place.starts[number % 2];
+            let before = image(buffer.len(), start, &operand.before);
+            buffer.write(stream, &before)?;
+            ranges.push(start..start + operand.after.len());
+            addresses.push(buffer.address() + (start * size_of::<T>()) as u64);
+            let what = if operand.written { "output" } else { "input" };
+            // What is refused leaves everything as it was.
+            let image = if twist.is_some() { before } else { image(buffer.len(), start, &operand.after) };
+            expected.push(Expected { what, start, image });
+        }
+        let mut called = job.clone();
+        if let Some(twist) = twist {
+            called = twist.job(job);
+            twist.ranges(&mut ranges);
+            twist.addresses(rank, job, T::DTYPE, &mut addresses);
+        }
+        let counts = counts.map(|counts| own_counts(&comms[rank], stream, counts, twist.is_some())).transpose()?;
         steps.push(Box::new(Lane {
-            options,
-            op: call.op,
-            place: *place,
-            input,
-            output,
-            values,
-            expected: expected.clone(),
+            job: called,
+            options: twist.as_ref().map_or(options, |twist| twist.options(options)),
+            raw: *raw,
+            twist: twist.clone(),
+            in_place,
+            buffers,
+            ranges,
+            addresses,
+            expected,
+            counts,
+            accepted: false,
         }));
     }
     Ok(steps)
 }
 
-impl<B: Backend, T: Element> Lane<B, T> {
-    fn input_range(&self) -> Range<usize> {
-        self.place.input_start..self.place.input_start + self.values.len()
-    }
+type Counts<B> = ([DeviceBuffer<B, u32>; 2], [Vec<u32>; 2]);
 
-    fn output_range(&self) -> Range<usize> {
-        self.place.output_start..self.place.output_start + self.values.len()
+/// Counts on the device of one rank: those that it sends, and those that it gets, unless its call is refused.
+fn own_counts<B: Backend>(
+    comm: &Communicator<B>,
+    stream: &B::Stream,
+    [sent, received]: [Vec<u32>; 2],
+    refused: bool,
+) -> Result<Counts<B>> {
+    let buffer = || DeviceBuffer::new(comm.device(), sent.len());
+    let mut buffers = [buffer()?, buffer()?];
+    let before = vec![poison::<u32>(); received.len()];
+    buffers[0].write(stream, &sent)?;
+    buffers[1].write(stream, &before)?;
+    Ok((buffers, [sent, if refused { before } else { received }]))
+}
+
+impl<B: Backend, T: Element> Lane<B, T> {
+    fn call(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
+        let Lane { job, options, in_place, buffers, ranges, addresses, counts, .. } = self;
+        if !self.raw {
+            let counts = counts.as_mut().map(|(buffers, _)| buffers);
+            return job.launch(comm, *options, stream, Operands { buffers, ranges, counts, in_place: *in_place });
+        }
+        let counts = counts.as_ref().map_or([0; 2], |([sent, received], _)| [sent.address(), received.address()]);
+        let operands = RawOperands { addresses: addresses.clone(), counts, in_place: *in_place };
+        // SAFETY: what is wrong is refused. Else operands lie within this rank's buffers, which nothing else touches and which live
+        // until all ranks have waited for their streams.
+        unsafe { job.launch_raw(comm, *options, stream, T::DTYPE, &operands) }
     }
 }
 
 impl<B: Backend, T: Element> Step<B> for Lane<B, T> {
     fn launch(&mut self, comm: &mut Communicator<B>, stream: &B::Stream) -> Result<()> {
-        let (source, target) = (self.input_range(), self.output_range());
-        let call = comm.with(self.options);
-        match &mut self.output {
-            None => call.all_reduce_in_place(stream, self.input.slice_mut(source)?, self.op),
-            Some(output) => call.all_reduce(stream, self.input.slice(source)?, output.slice_mut(target)?, self.op),
+        let called = self.call(comm, stream);
+        if self.twist.is_none() {
+            return called;
+        }
+        match called {
+            Err(Error::ApiMisuse(_)) => Ok(()),
+            Ok(()) => {
+                self.accepted = true;
+                Ok(())
+            }
+            // Of a fault, which others see too.
+            Err(other) => Err(other),
         }
     }
 
     fn check(&self, stream: &B::Stream) -> Result<Option<Wrong>> {
-        let (source, target) = (self.place.input_start, self.place.output_start);
-        let found = self.input.read(stream)?;
-        Ok(match &self.output {
-            None => compare("output", source, &found, &image(found.len(), source, &self.expected)),
-            Some(output) => {
-                let result = output.read(stream)?;
-                compare("output", target, &result, &image(result.len(), target, &self.expected))
-                    .or_else(|| compare("input", source, &found, &image(found.len(), source, &self.values)))
+        if self.accepted {
+            return Ok(Some(Wrong { elements: 0, first: "it was accepted".to_owned() }));
+        }
+        for (buffer, Expected { what, start, image }) in self.buffers.iter().zip(&self.expected) {
+            if let Some(wrong) = compare(what, *start, &buffer.read(stream)?, image) {
+                return Ok(Some(wrong));
             }
-        })
+        }
+        for (buffer, expected) in self.counts.iter().flat_map(|(buffers, expected)| buffers.iter().zip(expected)) {
+            if let Some(wrong) = compare("counts", 0, &buffer.read(stream)?, expected) {
+                return Ok(Some(wrong));
+            }
+        }
+        Ok(None)
     }
 
     fn corrupt(&mut self, stream: &B::Stream) -> Result<()> {
-        let at = match &self.output {
-            None => self.input_range(),
-            Some(_) => self.output_range(),
-        };
-        let buffer = self.output.as_mut().unwrap_or(&mut self.input);
+        // An output if there is one, else what must stay as it is.
+        let last = self.expected.iter().rposition(|expected| expected.what == "output");
+        let Some(buffer) = self.buffers.get_mut(last.unwrap_or(0)) else { return Ok(()) };
         let mut values = buffer.read(stream)?;
-        let middle = at.start + at.len() / 2;
-        values[middle] = T::from_bits(values[middle].to_bits() ^ 1);
+        let middle = values.len() / 2;
+        if let Some(value) = values.get_mut(middle) {
+            *value = T::from_bits(value.to_bits() ^ 1);
+        }
         buffer.write(stream, &values)
     }
 }
@@ -180,16 +266,16 @@ fn compare<T: Element>(what: &str, start: usize, found: &[T], expected: &[T]) ->
     Some(Wrong { elements: 1 + wrong.count(), first })
 }
 
-/// A buffer for each rank in the memory that it asks for. Symmetric buffers come into being on every rank; those that a
-/// rank does not use are dropped.
+/// A buffer for each rank that asks for memory. Symmetric buffers come into being on every rank; those that a rank does not use are
+/// dropped.
 fn allocate<B: Backend, T: Element>(
     comms: &mut [Communicator<B>],
-    memories: &[Memory],
+    memories: &[Option<Memory>],
     len: usize,
-) -> Result<Vec<DeviceBuffer<B, T>>> {
-    let number = |memory: &Memory| match memory {
-        Memory::Local => None,
-        Memory::Symmetric(number) => Some(*number),
+) -> Result<Vec<Option<DeviceBuffer<B, T>>>> {
+    let number = |memory: &Option<Memory>| match memory {
+        Some(Memory::Symmetric(number)) => Some(*number),
+        _ => None,
     };
     let mut buffers: Vec<Option<DeviceBuffer<B, T>>> = memories.iter().map(|_| None).collect();
     for set in 0..memories.iter().filter_map(number).max().map_or(0, |most| most + 1) {
@@ -200,16 +286,18 @@ fn allocate<B: Backend, T: Element>(
             }
         }
     }
-    let local = |(comm, buffer): (&Communicator<B>, Option<_>)| match buffer {
-        Some(buffer) => Ok(buffer),
-        None => DeviceBuffer::new(comm.device(), len),
-    };
-    comms.iter().zip(buffers).map(local).collect()
+    for ((comm, memory), buffer) in comms.iter().zip(memories).zip(&mut buffers) {
+        if *memory == Some(Memory::Local) {
+            *buffer = Some(DeviceBuffer::new(comm.device(), len)?);
+        }
+    }
+    Ok(buffers)
 }
 
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
+    use signal_comm::{ReduceOp, reference};
 
     use super::*;
 

@@ -62,13 +62,13 @@ enum Expected {
 }
 
 impl Fault {
-    /// At one of the calls that run; there is one at least.
+    /// At one of the calls that no rank gets past alone; there is one at least.
     pub(super) fn generate(world: usize, calls: &[Call], rng: &mut Rng) -> Self {
-        let running: Vec<usize> = (0..calls.len()).filter(|call| calls[*call].launches()).collect();
+        let meeting: Vec<usize> = (0..calls.len()).filter(|call| calls[*call].meets_all()).collect();
         let rank = below(rng, world);
         Fault {
             kind: pick(rng, &Kind::ALL),
-            call: pick(rng, &running),
+            call: pick(rng, &meeting),
             rank,
             by: (rank + 1 + below(rng, world - 1)) % world,
             chance: below(rng, 1000) as f64 / 1000.0,

@@ -1,7 +1,8 @@
 //! `signal soak`: random programs, for as long as one likes.
 //!
 //! A run is a sequence of rounds. In each, every rank has a thread that makes some dozens of calls without waiting for any,
-//! falling behind and catching up at random; then every output of every call on every rank is compared, bit by bit, with the
+//! falling behind and catching up at random: every collective in all its forms, typed and raw, on all domains, and among them calls
+//! with something wrong, which every rank must refuse without a trace; then every output of every call on every rank is compared, bit by bit, with the
 //! scalar reference, and so is all memory around it. With `--faults` some rounds hold a fault, which must end as the library
 //! promises, on every rank, and after which all ranks recover; the next round shows that they did. The first thing that is
 //! wrong ends the run.
@@ -54,12 +55,18 @@ impl WithBackend for Soak<'_> {
         let world = args.world(available.len())?;
         let devices: Vec<B::Device> = available.iter().cycle().take(world).cloned().collect();
         let settings = args.settings()?;
-        let shape = Shape { seed, world, host: Ranks::<B>::on_host(&devices), faults: args.faults };
-        let mut ranks = Ranks::<B>::create(&devices, settings.clone(), args.group.share_devices, shape.grids())?;
-        let mut report = Report::start(args, seed, &settings, &ranks.comms)?;
+        let (host, faults, domains) = (Ranks::<B>::on_host(&devices), args.faults, settings.domains);
+        let shape = Shape { seed, world, host, faults, domains };
+        let mut groups = Vec::new();
+        for domains in [settings.domains, true] {
+            let mut of_group = settings.clone();
+            of_group.domains = domains;
+            groups.push(Ranks::<B>::create(&devices, of_group, args.group.share_devices, shape.grids())?);
+        }
+        let mut report = Report::start(args, seed, &settings, &groups[0].comms)?;
         let limit = PATIENCE + 20 * settings.timeout;
         let watchdog = Watchdog::new(format!("seed {seed:#x}"), args.first_round, limit);
-        let result = self.rounds(&shape, &mut ranks, &mut report, &watchdog);
+        let result = self.rounds(&shape, &mut groups, &mut report, &watchdog);
         report.finish(result.is_ok())?;
         result
     }
@@ -69,7 +76,7 @@ impl Soak<'_> {
     fn rounds<B: Backend>(
         &self,
         shape: &Shape,
-        ranks: &mut Ranks<B>,
+        groups: &mut [Ranks<B>],
         report: &mut Report,
         watchdog: &Watchdog,
     ) -> Result<()> {
@@ -78,7 +85,7 @@ impl Soak<'_> {
             let round = Round::generate(shape, number);
             watchdog.begin(number);
             let corrupt = self.args.corrupt.filter(|_| number == self.args.first_round);
-            let outcome = ranks.run(&round, shape.seed, corrupt);
+            let outcome = groups[usize::from(round.domains)].run(&round, shape.seed, corrupt);
             let outcome = outcome.map_err(|error| self.failure(&round, &error.to_string()))?;
             report.rounds += 1;
             report.calls += outcome.calls;
@@ -103,10 +110,11 @@ impl Soak<'_> {
         let wrong = outcome.wrong.iter().map(|(call, rank, wrong)| {
             let what = round.calls[*call].describe();
             let place = round.calls[*call].place(*rank).map_or_else(String::new, |place| format!(", {place}"));
-            let (elements, first) = (wrong.elements, &wrong.first);
-            format!(
-                "call {call} ({what}), rank {rank}{place}: {elements} element(s) differ from the reference: {first}"
-            )
+            let differ = match wrong.elements {
+                0 => String::new(),
+                elements => format!("{elements} element(s) differ from the reference: "),
+            };
+            format!("call {call} ({what}), rank {rank}{place}: {differ}{}", wrong.first)
         });
         let findings: Vec<String> = outcome.trouble.iter().cloned().chain(wrong).collect();
         let Some(first) = findings.first() else { return Ok(()) };

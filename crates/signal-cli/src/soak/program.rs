@@ -4,13 +4,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use signal_comm::layout::most_line_bytes;
+use signal_comm::layout::NUM_BARRIER_DOMAINS;
 use signal_comm::reference::Rng;
 use signal_comm::{Algorithm, Dtype, FastSum, ReduceOp};
+use signal_conformance::job::{Form, Job, Twist};
 
 use super::fault::{Fault, Kind};
 
-/// Largest message. Lamport takes no more.
+/// Largest message, about. Lamport takes no more.
 const MOST_BYTES: usize = 1 << 20;
 /// First elements that leave a slice at every alignment that matters: 0 mod 16 bytes, one element off it for each type, and
 /// 8 bytes off it.
@@ -41,6 +42,8 @@ pub(super) struct Shape {
     /// Whether CPU threads run the kernels.
     pub(super) host: bool,
     pub(super) faults: bool,
+    /// Whether domains are open in every round.
+    pub(super) domains: bool,
 }
 
 impl Shape {
@@ -54,6 +57,8 @@ impl Shape {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Round {
     pub(super) number: u64,
+    /// Whether the calls are of the group whose domains are open.
+    pub(super) domains: bool,
     pub(super) calls: Vec<Call>,
     pub(super) fault: Option<Fault>,
     /// How all ranks recover when the calls are over.
@@ -69,36 +74,38 @@ pub(super) enum Recovery {
     ByThreads,
 }
 
-/// One collective on all ranks.
+/// One call on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Call {
-    Barrier { grid: Grid },
-    AllReduce(AllReduce),
+    Barrier { grid: Grid, domain: u32 },
+    Collective(Collective),
 }
 
+/// One collective on all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct AllReduce {
-    pub(super) count: usize,
+pub(super) struct Collective {
+    pub(super) job: Job,
     pub(super) dtype: Dtype,
-    pub(super) op: ReduceOp,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) grid: Grid,
-    /// Seed of the inputs.
+    pub(super) domain: u32,
+    /// By the raw layer.
+    pub(super) raw: bool,
+    /// What is wrong with it, so that every rank has to refuse it.
+    pub(super) twist: Option<Twist>,
+    /// Seed of the data.
     pub(super) data: u64,
     /// By rank.
     pub(super) places: Vec<Place>,
 }
 
-/// Where one rank keeps the input and the output of a call.
+/// Where one rank keeps the operands of a call: the first in the first memory, the second in the second, and so on in turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    pub(super) input: Memory,
-    pub(super) output: Memory,
-    /// First element of the input within its buffer.
-    pub(super) input_start: usize,
-    /// First element of the output within its buffer.
-    pub(super) output_start: usize,
-    /// The output is the input.
+    pub(super) memories: [Memory; 2],
+    /// First elements of operands within their buffers.
+    pub(super) starts: [usize; 2],
+    /// The output is the input, where the call has such a form.
     pub(super) in_place: bool,
 }
 
@@ -116,13 +123,14 @@ impl Round {
         // Seeds are often small numbers, and so are rounds: both are spread before they meet.
         let mut rng = Rng::new(Rng::new(shape.seed).next_u64() ^ Rng::new(!number).next_u64());
         let length = 1 + below(&mut rng, 80);
-        let mut calls: Vec<Call> = (0..length).map(|_| Call::generate(shape, &mut rng)).collect();
+        let domains = below(&mut rng, 2) == 0 || shape.domains;
+        let mut calls: Vec<Call> = (0..length).map(|_| Call::generate(shape, domains, &mut rng)).collect();
         let draws_fault = below(&mut rng, 3) == 0;
         // The second round always has the plainest, so that short runs have had it.
         let plain = number == 1;
         let fault = (shape.faults && (draws_fault || plain)).then(|| {
-            if !calls.iter().any(Call::launches) {
-                calls.push(Call::Barrier { grid: (None, None) });
+            if !calls.iter().any(Call::meets_all) {
+                calls.push(Call::Barrier { grid: (None, None), domain: 0 });
             }
             let fault = Fault::generate(shape.world, &calls, &mut rng);
             if plain { Fault { kind: Kind::Missing, ..fault } } else { fault }
@@ -130,23 +138,22 @@ impl Round {
         // Now and then there is nothing to recover from, which is harmless.
         let recovers = fault.is_some() || (shape.faults && below(&mut rng, 16) == 0);
         let recovery = recovers.then(|| pick(&mut rng, &[Recovery::Together, Recovery::ByThreads]));
-        Round { number, calls, fault, recovery }
+        Round { number, domains, calls, fault, recovery }
     }
 
-    /// Calls of the first `end` that run a kernel.
-    pub(super) fn launches(&self, end: usize) -> usize {
-        self.calls.iter().take(end).filter(|call| call.launches()).count()
+    /// Calls of the first `end` that run a kernel on a domain.
+    pub(super) fn launches(&self, end: usize, domain: u32) -> usize {
+        self.calls.iter().take(end).filter(|call| call.launches() && call.domain() == domain).count()
     }
 }
 
-/// What goes by lines: the rounds have one domain.
-const MOST_LINE_BYTES: usize = most_line_bytes(1);
-
 impl Call {
-    fn generate(shape: &Shape, rng: &mut Rng) -> Self {
+    fn generate(shape: &Shape, domains: bool, rng: &mut Rng) -> Self {
         let grid = pick(rng, shape.grids());
+        // Half of the calls on one domain, which alone has all algorithms.
+        let domain = if domains && below(rng, 2) == 0 { below(rng, NUM_BARRIER_DOMAINS) as u32 } else { 0 };
         if below(rng, 10) == 0 {
-            return Call::Barrier { grid };
+            return Call::Barrier { grid, domain };
         }
         // Mostly what engines call for.
         let (op, dtype) = match below(rng, 3) {
@@ -154,54 +161,83 @@ impl Call {
             _ => (ReduceOp::Sum, pick(rng, &FastSum::ALL).dtype()),
         };
         let most = MOST_BYTES / dtype.bytes();
-        let count = match below(rng, 40) {
-            0 => 0,
-            1 => 1,
-            2 => most - below(rng, 9),
-            3 => below(rng, most + 1),
-            4..12 => below(rng, 8192),
-            _ => below(rng, 300),
+        let job = match below(rng, 2) {
+            0 => Job::AllReduce(count(rng, most), op),
+            // Of others each rank may have a part for each, twice as large as is said.
+            _ => {
+                let count = count(rng, most / (2 * shape.world));
+                Job::draw_any(rng, shape.world, count).for_everybody(shape.world)
+            }
         };
-        let takes = |algorithm: &Algorithm| match algorithm {
-            Algorithm::Lamport | Algorithm::TwoShot => FastSum::of(op, dtype).is_some(),
-            Algorithm::Lines => count * dtype.bytes() <= MOST_LINE_BYTES,
-            _ => true,
-        };
-        let algorithms = Algorithm::ALL_REDUCE.into_iter().filter(takes).map(Some);
+        let shares = if domains { NUM_BARRIER_DOMAINS } else { 1 };
+        let algorithms = job.algorithms(dtype, domain, shares).into_iter().map(Some);
         let algorithms = std::iter::once(None).chain(algorithms).collect::<Vec<_>>();
-        Call::AllReduce(AllReduce {
-            count,
-            dtype,
-            op,
-            algorithm: pick(rng, &algorithms),
-            grid,
-            data: rng.next_u64(),
-            places: places(shape.world, rng),
-        })
+        let algorithm = pick(rng, &algorithms);
+        let form =
+            Form { raw: job.has_raw() && below(rng, 3) == 0, in_place: job.has_in_place() && below(rng, 3) == 0 };
+        let twist =
+            (below(rng, 12) == 0 && !job.is_empty()).then(|| Twist::draw(rng, &job, shape.world, dtype, form, domains));
+        let mut places = places(shape.world, rng);
+        if twist.is_some() {
+            places.iter_mut().for_each(|place| place.in_place = form.in_place);
+        }
+        let (raw, data) = (form.raw, rng.next_u64());
+        Call::Collective(Collective { job, dtype, algorithm, grid, domain, raw, twist, data, places })
     }
 
-    /// Whether it runs a kernel: an all-reduce of nothing does not.
+    /// Whether it runs a kernel, on every rank: what moves nothing does not, nor does what is refused.
     pub(super) fn launches(&self) -> bool {
-        !matches!(self, Call::AllReduce(AllReduce { count: 0, .. }))
+        match self {
+            Call::Barrier { .. } => true,
+            Call::Collective(call) => call.twist.is_none() && !call.job.is_empty(),
+        }
+    }
+
+    /// Whether no rank gets past it without all others.
+    pub(super) fn meets_all(&self) -> bool {
+        match self {
+            Call::Barrier { .. } => true,
+            Call::Collective(call) => call.twist.is_none() && call.job.meets_all(),
+        }
+    }
+
+    pub(super) fn domain(&self) -> u32 {
+        match self {
+            Call::Barrier { domain, .. } | Call::Collective(Collective { domain, .. }) => *domain,
+        }
     }
 
     /// Where a rank keeps its part.
     pub(super) fn place(&self, rank: usize) -> Option<&Place> {
         match self {
             Call::Barrier { .. } => None,
-            Call::AllReduce(call) => call.places.get(rank),
+            Call::Collective(call) => call.places.get(rank),
         }
     }
 
     /// In words, as far as it is the same on every rank.
     pub(super) fn describe(&self) -> String {
         match self {
-            Call::Barrier { grid } => format!("barrier, {}", describe_grid(*grid)),
-            Call::AllReduce(AllReduce { count, dtype, op, algorithm, grid, .. }) => {
+            Call::Barrier { grid, domain } => format!("barrier, {}, domain {domain}", describe_grid(*grid)),
+            Call::Collective(Collective { job, dtype, algorithm, grid, domain, raw, twist, .. }) => {
                 let algorithm = algorithm.map_or("auto", Algorithm::name);
-                format!("all-reduce of {count} {dtype}, {op}, {algorithm}, {}", describe_grid(*grid))
+                let raw = if *raw { ", raw" } else { "" };
+                let twist = twist.as_ref().map_or_else(String::new, |twist| format!(", wrong on purpose: {twist:?}"));
+                format!("{job:?} of {dtype}, {algorithm}, {}, domain {domain}{raw}{twist}", describe_grid(*grid))
             }
         }
+    }
+}
+
+/// Elements of a call, up to `most`.
+fn count(rng: &mut Rng, most: usize) -> usize {
+    match below(rng, 40) {
+        0 => 0,
+        1 => 1,
+        2 => most - below(rng, 9),
+        3 => below(rng, most + 1),
+        4..12 => below(rng, most.min(8192)),
+        _ => below(rng, 300),
     }
 }
 
@@ -212,13 +248,7 @@ fn describe_grid((blocks, threads): Grid) -> String {
 
 /// A place for each rank: mostly alike, as real programs have it, sometimes nothing alike.
 fn places(world: usize, rng: &mut Rng) -> Vec<Place> {
-    let mut symmetric = Place {
-        input: Memory::Symmetric(0),
-        output: Memory::Symmetric(0),
-        input_start: 0,
-        output_start: 0,
-        in_place: false,
-    };
+    let mut symmetric = Place { memories: [Memory::Symmetric(0); 2], starts: [0; 2], in_place: false };
     match below(rng, 5) {
         0 => vec![symmetric; world],
         1 => {
@@ -239,10 +269,8 @@ impl Place {
     fn generate(rng: &mut Rng) -> Self {
         let memories = [Memory::Local, Memory::Symmetric(0), Memory::Symmetric(1)];
         Place {
-            input: pick(rng, &memories),
-            output: pick(rng, &memories),
-            input_start: pick(rng, &STARTS),
-            output_start: pick(rng, &STARTS),
+            memories: [pick(rng, &memories), pick(rng, &memories)],
+            starts: [pick(rng, &STARTS), pick(rng, &STARTS)],
             in_place: below(rng, 2) == 0,
         }
     }
@@ -254,13 +282,10 @@ impl fmt::Display for Place {
             Memory::Local => "local memory".to_owned(),
             Memory::Symmetric(number) => format!("symmetric buffer {number}"),
         };
-        let Place { input, output, input_start, output_start, in_place } = *self;
-        match in_place {
-            true => write!(f, "in place in {} from element {input_start}", name(input)),
-            false => {
-                write!(f, "{} from element {input_start} to {} from element {output_start}", name(input), name(output))
-            }
-        }
+        let Place { memories: [first, second], starts: [start, other], in_place } = *self;
+        let (first, second) = (name(first), name(second));
+        let place = if in_place { ", in place if it can be" } else { "" };
+        write!(f, "operands in {first} from element {start}, {second} from element {other}, in turns{place}")
     }
 }
 
@@ -286,7 +311,7 @@ mod tests {
     use super::*;
 
     fn rounds(seed: u64, world: usize, faults: bool) -> Vec<Round> {
-        let shape = Shape { seed, world, host: true, faults };
+        let shape = Shape { seed, world, host: true, faults, domains: false };
         (0..100).map(|number| Round::generate(&shape, number)).collect()
     }
 
@@ -302,27 +327,44 @@ mod tests {
 
     #[test]
     fn programs_hold_all_that_there_is() {
-        let calls: Vec<Call> = rounds(1, 3, false).into_iter().flat_map(|round| round.calls).collect();
+        let rounds = rounds(1, 3, false);
+        assert!(rounds.iter().any(|round| round.domains) && rounds.iter().any(|round| !round.domains));
+        let calls: Vec<Call> = rounds.into_iter().flat_map(|round| round.calls).collect();
         assert!(calls.iter().any(|call| matches!(call, Call::Barrier { .. })));
-        let all: Vec<&AllReduce> = calls
+        let all: Vec<&Collective> = calls
             .iter()
             .filter_map(|call| match call {
-                Call::AllReduce(call) => Some(call),
+                Call::Collective(call) => Some(call),
                 Call::Barrier { .. } => None,
             })
             .collect();
+        let sums = |dtype: Dtype, algorithm| {
+            let mut sums = all.iter().filter(|call| matches!(call.job, Job::AllReduce(_, ReduceOp::Sum)));
+            sums.any(|call| (call.dtype, call.algorithm) == (dtype, algorithm))
+        };
         for dtype in FastSum::ALL.map(FastSum::dtype) {
-            for algorithm in Algorithm::ALL_REDUCE.into_iter().map(Some).chain([None]) {
-                assert!(all.iter().any(|call| (call.dtype, call.algorithm) == (dtype, algorithm)));
-            }
+            assert!(Algorithm::ALL_REDUCE.into_iter().map(Some).chain([None]).all(|algorithm| sums(dtype, algorithm)));
         }
+        for collective in signal_comm::Collective::ALL {
+            let of = || all.iter().filter(|call| call.job.collective() == collective);
+            for algorithm in collective.algorithms() {
+                assert!(of().any(|call| call.algorithm == Some(*algorithm)), "{collective} by {algorithm}");
+            }
+            assert!(of().any(|call| call.raw) && of().any(|call| !call.raw), "{collective}");
+            assert!(of().any(|call| call.twist.is_some()) && of().any(|call| call.domain > 0), "{collective}");
+        }
+        assert!(all.iter().any(|call| matches!(call.job, Job::AllToAllCounted(..))));
+        assert!(all.iter().any(|call| matches!(call.job, Job::AllToAllRagged(_))));
         assert!(Dtype::ALL.iter().all(|dtype| all.iter().any(|call| call.dtype == *dtype)));
-        assert!(ReduceOp::ALL.iter().all(|op| all.iter().any(|call| call.op == *op)));
-        assert!(all.iter().any(|call| call.count == 0) && all.iter().any(|call| call.count == 1));
-        assert!(all.iter().all(|call| call.count * call.dtype.bytes() <= MOST_BYTES && call.places.len() == 3));
-        assert!(all.iter().any(|call| call.count * call.dtype.bytes() > MOST_BYTES - 64));
+        assert!(ReduceOp::ALL.iter().all(|op| all.iter().any(|call| call.job.op() == Some(*op))));
+        let bytes = |call: &Collective| match call.job {
+            Job::AllReduce(count, _) => count * call.dtype.bytes(),
+            _ => 1,
+        };
+        assert!(all.iter().any(|call| bytes(call) == 0) && all.iter().any(|call| bytes(call) > MOST_BYTES - 64));
+        assert!(all.iter().all(|call| bytes(call) <= MOST_BYTES && call.places.len() == 3));
         let kinds: [fn(&Place) -> bool; 3] =
-            [|place| place.in_place, |place| place.input == Memory::Local, |place| place.input_start > 0];
+            [|place| place.in_place, |place| place.memories[0] == Memory::Local, |place| place.starts[0] > 0];
         for kind in kinds {
             assert!(all.iter().any(|call| call.places.iter().all(kind)));
             assert!(all.iter().any(|call| !call.places.iter().any(kind)));
@@ -341,7 +383,7 @@ mod tests {
             }
             for round in &program {
                 let Some(fault) = &round.fault else { continue };
-                assert!(round.recovery.is_some() && round.calls[fault.call].launches(), "{round:?}");
+                assert!(round.recovery.is_some() && round.calls[fault.call].meets_all(), "{round:?}");
                 assert!(fault.rank < world && fault.by < world && fault.by != fault.rank, "{fault:?}");
             }
         }

@@ -5,14 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use half::{bf16, f16};
+use signal_comm::layout::NUM_BARRIER_DOMAINS;
 use signal_comm::reference::Rng;
-use signal_comm::{
-    AbortHandle, ApiMisuse, Backend, CallOptions, Communicator, DeviceFamily, Dtype, E4m3, E5m2, Error, Result,
-    Settings,
-};
+use signal_comm::{AbortHandle, ApiMisuse, Backend, CallOptions, Communicator, DeviceFamily, Error, Result, Settings};
+use signal_conformance::with_dtype;
 
-use super::data::{Barrier, Step, Wrong, all_reduce};
+use super::data::{Barrier, Step, Wrong, collective};
 use super::fault::{Ended, Fault, Kind};
 use super::program::{Call, Grid, Recovery, Round, dawdle};
 
@@ -25,8 +23,8 @@ pub(super) struct Ranks<B: Backend> {
     streams: Vec<B::Stream>,
     /// Grids of the program that the devices cannot hold: such calls take the plan's.
     too_large: Vec<Grid>,
-    /// Calls since the devices began to count them.
-    counted: usize,
+    /// Calls by domain since the devices began to count them.
+    counted: [usize; NUM_BARRIER_DOMAINS],
 }
 
 /// What a round came to.
@@ -60,12 +58,12 @@ impl<B: Backend> Ranks<B> {
         let mut comms =
             Communicator::<B>::builder().settings(settings).share_devices(share_devices).all_local(devices)?;
         let streams = devices.iter().map(B::create_stream).collect::<Result<Vec<_>>>()?;
-        let (mut too_large, mut counted) = (Vec::new(), 0);
+        let (mut too_large, mut counted) = (Vec::new(), [0; NUM_BARRIER_DOMAINS]);
         for &grid in grids {
             // Every rank answers alike: who is refused first speaks for all.
             for (comm, stream) in comms.iter_mut().zip(&streams) {
                 match comm.with(options(grid)).barrier(stream) {
-                    Ok(()) => counted += usize::from(comm.rank() == 0),
+                    Ok(()) => counted[0] += usize::from(comm.rank() == 0),
                     Err(Error::ApiMisuse(ApiMisuse::Grid { .. } | ApiMisuse::Threads { .. })) => {
                         too_large.push(grid);
                         break;
@@ -88,7 +86,12 @@ impl<B: Backend> Ranks<B> {
         let mut steps = self.prepare(round)?;
         let deadline = self.comms[0].settings().timeout;
         // The device counts from 1, after the calls that it has counted.
-        let failing = round.fault.as_ref().map_or(0, |fault| self.counted + round.launches(fault.call + 1));
+        let failing = round.fault.as_ref().map_or(0, |fault| {
+            let domain = round.calls[fault.call].domain();
+            // In checked mode it fails in the comparison, before it is counted.
+            let checked = usize::from(self.comms[0].settings().check);
+            self.counted[domain as usize] + round.launches(fault.call + 1, domain) - checked
+        });
         let began = Instant::now();
         let driven = self.drive(round, seed, deadline, &mut steps)?;
         let mut outcome = Outcome::default();
@@ -111,11 +114,13 @@ impl<B: Backend> Ranks<B> {
         }
         for (rank, calls) in firm.into_iter().enumerate() {
             for (index, step) in steps[rank].iter().take(calls).enumerate() {
-                outcome.outputs += u64::from(matches!(round.calls[index], Call::AllReduce(_)));
+                outcome.outputs += u64::from(matches!(round.calls[index], Call::Collective(_)));
                 outcome.wrong.extend(step.check(&self.streams[rank])?.map(|wrong| (index, rank, wrong)));
             }
         }
-        self.counted += round.launches(round.calls.len());
+        for (domain, counted) in (0..).zip(&mut self.counted) {
+            *counted += round.launches(round.calls.len(), domain);
+        }
         if let Some(recovery) = round.recovery {
             self.recover(recovery, seed ^ round.number)?;
         }
@@ -126,32 +131,19 @@ impl<B: Backend> Ranks<B> {
     fn prepare(&mut self, round: &Round) -> Result<Vec<Vec<Box<dyn Step<B>>>>> {
         let mut steps: Vec<Vec<Box<dyn Step<B>>>> = self.comms.iter().map(|_| Vec::new()).collect();
         for call in &round.calls {
-            let grid = match call {
-                Call::Barrier { grid } => *grid,
-                Call::AllReduce(call) => call.grid,
+            let (grid, domain) = match call {
+                Call::Barrier { grid, domain } => (*grid, *domain),
+                Call::Collective(call) => (call.grid, call.domain),
             };
             let mut options = options(if self.too_large.contains(&grid) { (None, None) } else { grid });
-            let Call::AllReduce(call) = call else {
+            options.domain = domain;
+            let Call::Collective(call) = call else {
                 steps.iter_mut().for_each(|steps| steps.push(Box::new(Barrier { options })));
                 continue;
             };
             options.algorithm = call.algorithm;
             let (comms, streams) = (&mut self.comms[..], &self.streams[..]);
-            let lanes = match call.dtype {
-                Dtype::F16 => all_reduce::<B, f16>(comms, streams, call, options)?,
-                Dtype::Bf16 => all_reduce::<B, bf16>(comms, streams, call, options)?,
-                Dtype::F64 => all_reduce::<B, f64>(comms, streams, call, options)?,
-                Dtype::I8 => all_reduce::<B, i8>(comms, streams, call, options)?,
-                Dtype::U8 => all_reduce::<B, u8>(comms, streams, call, options)?,
-                Dtype::I32 => all_reduce::<B, i32>(comms, streams, call, options)?,
-                Dtype::U32 => all_reduce::<B, u32>(comms, streams, call, options)?,
-                Dtype::I64 => all_reduce::<B, i64>(comms, streams, call, options)?,
-                Dtype::U64 => all_reduce::<B, u64>(comms, streams, call, options)?,
-                Dtype::E4m3 => all_reduce::<B, E4m3>(comms, streams, call, options)?,
-                Dtype::E5m2 => all_reduce::<B, E5m2>(comms, streams, call, options)?,
-                // F32, the one that is left.
-                _ => all_reduce::<B, f32>(comms, streams, call, options)?,
-            };
+            let lanes = with_dtype!(call.dtype, T => collective::<B, T>(comms, streams, call, options))?;
             steps.iter_mut().zip(lanes).for_each(|(steps, lane)| steps.push(lane));
         }
         Ok(steps)
@@ -187,7 +179,7 @@ impl<B: Backend> Ranks<B> {
 
     /// Brings all ranks back to work.
     fn recover(&mut self, recovery: Recovery, seed: u64) -> Result<()> {
-        self.counted = 0;
+        self.counted = Default::default();
         match recovery {
             Recovery::Together => Communicator::recover_all(&mut self.comms)?,
             Recovery::ByThreads => thread::scope(|scope| {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use signal_core::reference::Rng;
-use signal_core::{Algorithm, Backend, CallOptions, Collective, Communicator, Dtype, Element, Phase, Result};
+use signal_core::{Algorithm, Backend, CallOptions, Communicator, Dtype, Element, Phase, Result};
 
 use crate::exchange::{Exchange, Step};
 use crate::pieces::{Job, Pieces, Where};
@@ -101,14 +101,13 @@ fn program<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) -> Vec<V
     program
 }
 
-/// Any collective but an all-reduce.
+/// Any collective.
 fn add_exchange<B: Backend, T: Element>(world: &mut World<B>, rng: &mut Rng, program: &mut [Vec<Box<dyn Step<B>>>]) {
-    let collective = pick(rng, &Collective::ALL[1..]);
     let count = if below(rng, 8) == 0 { below(rng, 20_000) } else { below(rng, 300) };
-    let job = Job::draw(rng, collective, world.ranks(), count);
-    let small = job.lines().is_some_and(|largest| largest < 2000);
+    let job = Job::draw_any(rng, world.ranks(), count);
+    let algorithms = job.algorithms(T::DTYPE, 0, 1);
     let options = options(|o| {
-        o.algorithm = small.then(|| pick(rng, collective.algorithms()));
+        o.algorithm = (below(rng, 4) > 0).then(|| pick(rng, &algorithms));
         (o.blocks, o.threads) = pick(rng, &[(None, None), (Some(1), Some(1)), (Some(3), Some(2))]);
     });
     let place = pick(rng, &Where::ALL);

@@ -21,6 +21,7 @@ mod symmetric;
 mod transfers;
 
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -37,10 +38,30 @@ pub use self::transfers::Transfers;
 use crate::backend::Backend;
 use crate::buffer::{DeviceBuffer, allocation_bytes};
 use crate::error::{ApiMisuse, Result};
-use crate::layout::{CONTROL_OFFSET, Control, LamportState, LineState, NUM_BARRIER_DOMAINS, SIGNAL_START, Signal};
+use crate::layout::{
+    CONTROL_BYTES, CONTROL_OFFSET, Control, LamportState, LineState, NUM_BARRIER_DOMAINS, SCRATCH_OFFSET, SIGNAL_BYTES,
+    SIGNAL_START, Signal,
+};
 use crate::rendezvous::{Id, Rendezvous, UnixRendezvous};
 use crate::settings::Settings;
 use crate::signal::SignalPtr;
+
+/// What fills the gaps in a rank's memory where something looks for writes outside: no data, count or sentinel is like it.
+const CANARY: u32 = 0xc0de_5a5a;
+/// Bytes looked at on each side of a large gap.
+const GAP_END: usize = 4096;
+/// Between the parts of a rank's memory: in front of the Signal, behind it, behind its control block, in front of the scratch.
+const GAPS: [Range<usize>; 4] = {
+    let control = SIGNAL_START + CONTROL_OFFSET;
+    let behind = control + CONTROL_BYTES;
+    assert!(behind + 2 * GAP_END <= SCRATCH_OFFSET);
+    [
+        0..SIGNAL_START,
+        SIGNAL_START + SIGNAL_BYTES..control,
+        behind..behind + GAP_END,
+        SCRATCH_OFFSET - GAP_END..SCRATCH_OFFSET,
+    ]
+};
 
 /// One rank of a group that computes collectives together: with the others in one process
 /// ([`all_local`](Self::all_local)), or in a process of its own ([`connect`](Self::connect)).
@@ -185,6 +206,40 @@ impl<B: Backend> Communicator<B> {
             B::fill(service, memory, count, 4, value)?;
         }
         B::synchronize(service)
+    }
+
+    /// Fills what lies between the parts of this rank's memory, around the Signal, its control block and the scratch, with canaries, to
+    /// find out what writes outside of them: see [`overwritten`](Self::overwritten).
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    #[doc(hidden)]
+    pub fn plant_canaries(&mut self) -> Result<()> {
+        let (service, memory) = (&self.member.own.service, self.member.memory());
+        for gap in GAPS {
+            B::fill(service, memory, gap.start, gap.len(), CANARY)?;
+        }
+        B::synchronize(service)
+    }
+
+    /// The first byte of this rank's memory, if any, at which something has written over the canaries.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    #[doc(hidden)]
+    pub fn overwritten(&self) -> Result<Option<usize>> {
+        for gap in GAPS {
+            let mut found = vec![0; gap.len()];
+            B::download(&self.member.own.service, self.member.memory(), gap.start, &mut found)?;
+            // Recovery makes the gap between Signal and control block zero, with both of them.
+            let planted = if found.iter().all(|byte| *byte == 0) { 0 } else { CANARY };
+            let wrong =
+                found.iter().zip(planted.to_ne_bytes().iter().cycle()).position(|(byte, planted)| byte != planted);
+            if let Some(at) = wrong {
+                return Ok(Some(gap.start + at));
+            }
+        }
+        Ok(None)
     }
 
     fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Self {
