@@ -40,7 +40,7 @@ MUTANTS=(
   "SIGNAL_MUTANT_LINE_CHECKED_IN_ONE_HALF      one-stage            all"
   "SIGNAL_MUTANT_LOCAL_FIRST_ORDER             lamport-3            all"
   "SIGNAL_MUTANT_STAGES_AFTER_A_FAULT          late-one-stage       random"
-  "SIGNAL_MUTANT_ABORT_NOT_RAISED_AT_ITSELF    absent-lamport       all"
+  "SIGNAL_MUTANT_ABORT_NOT_RAISED_AT_ITSELF     late-lines-once      all"
   "SIGNAL_MUTANT_LEAVES_WITHOUT_A_WORD         late-domains         random"
   "SIGNAL_MUTANT_MEETS_BEFORE_THE_FILL         init                 all"
   "SIGNAL_MUTANT_GRIDS_DIFFER                  barrier-blocks       all"
