@@ -1,4 +1,4 @@
-// The scenarios. What is not explored completely is run at random, as all others are too.
+// The scenarios. What is not explored completely is run at random.
 #include "scenario.h"
 
 namespace model {
@@ -45,7 +45,15 @@ Call lines_move(Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads
 Call lines_reduce(Pieces pieces, uint32_t count, uint32_t blocks, uint32_t threads) {
   return exchange(Kind::kLinesReduce, pieces, count, blocks, threads);
 }
+// Counts of as many elements as pieces would have, and room for so many.
+Call counted(Pieces pieces, uint32_t count, uint32_t room, uint32_t blocks, uint32_t threads) {
+  Call c = exchange(Kind::kMoveCounted, pieces, count, blocks, threads);
+  c.room = room;
+  return c;
+}
+Call pushed(Call c) { return c.push = true, c; }
 Call staged(Call c) { return c.staged = true, c; }
+Call staged_but_at(uint32_t rank, Call c) { return c.direct |= 1u << rank, staged(c); }
 Call in_place(Call c) { return c.in_place = true, c; }
 Call on_domain(uint32_t domain, Call c) { return c.domain = domain, c; }
 Call without(uint32_t rank, Call c) { return c.without |= 1u << rank, c; }
@@ -117,6 +125,7 @@ void add_lamport(List& l) {
   Scenario& more = l.add("lamport-more", 2, {lamport(16, 'f', 1, 2), small, lamport(16, 'f', 1, 2), lamport(16, 'f', 1, 2)});
   more.atoms = 1;
   l.add("lamport-blocks", 2, {lamport(8, 'f', 2, 1), lamport(4, 'f', 1, 1), lamport(8, 'f', 2, 1)}).atoms = 2;
+  l.all.back().exhaustive = !l.relaxed;
 }
 
 // Windows of as many packs as a rank has threads, or of more rounds; two-shot calls in each order with Lamport calls, which leave packs.
@@ -137,8 +146,8 @@ void add_two_shot(List& l) {
   whole("two-shot-lamport", {large, windows(1), large, windows(2), large, windows(3), large, windows(4), large});
   whole("two-shot-small", {small, windows(3), small, windows(2), small, windows(1), large, windows(5), small});
   whole("two-shot-rounds", {windows(1, 2), windows(2, 2), windows(3, 2)});
-  whole("two-shot-rounds-down", {windows(4, 2), windows(2, 3)});
-  whole("two-shot-rounds-lamport", {large, windows(2, 2), large, windows(4, 2), small, windows(1, 3), small});
+  whole("two-shot-rounds-down", {windows(4, 2), windows(2, 3)}).exhaustive = !l.relaxed;
+  whole("two-shot-rounds-lamport", {large, windows(2, 2), large, windows(4, 2), small, windows(1, 3), small}).exhaustive = !l.relaxed;
   // The last window is shorter, by whole rounds and by threads, and its last pack is not whole.
   whole("two-shot-short", {two_shot(7 * t, 3 * t, 1, t), small, two_shot(5 * t - 1, 2 * t, 1, t), two_shot(3, 2, 1, t)}).shift = 4;
   Call halves = of_halves(windows(3, 2));
@@ -175,7 +184,7 @@ void add_two_shot_of_three(List& l) {
     whole("two-shot-3", {windows(1), windows(1), windows(1), windows(1)});
     whole("two-shot-up-3", {windows(1), small, windows(2)});
     whole("two-shot-down-3", {windows(3), windows(2)});
-    whole("two-shot-many-3", {small, windows(4)});
+    whole("two-shot-many-3", {windows(4)});
     whole("two-shot-large-3", {windows(3), large});
     whole("two-shot-rounds-3", {short_rounds(8 * u), large});
     whole("two-shot-wrap-3", {small, windows(2)}).flag = 0xfffffffe;
@@ -183,7 +192,7 @@ void add_two_shot_of_three(List& l) {
   Scenario& more = l.at_random("two-shot-more-3", 3, {large, windows(5), windows(3), large, short_rounds(15 * u), small,
                                                       short_rounds(13 * u), windows(1), windows(4)});
   more.flag = 0xfffffff6;
-  more.runs = 40;
+  more.runs = 25;
 }
 
 void add_mixed(List& l) {
@@ -215,6 +224,49 @@ void add_exchange(List& l) {
   l.faulty("mismatch-move-blocks", Story::kMismatch, {staged(move(Pieces::kEach, 8, 2, t))}).exhaustive = false;
 }
 
+void add_pushes(List& l) {
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const auto move_of = [&](Pieces pieces, uint32_t count, uint32_t blocks = 1) { return move(pieces, count, blocks, t); };
+  const Call each = pushed(move_of(Pieces::kEach, 4)), ragged = pushed(move_of(Pieces::kRagged, 4));
+  const Call sums = pushed(reduce_scatter(4, 1, t)), two = pushed(two_stage(8, 1, t));
+  l.add("push", 2, {each, each, each}).counters = 0xfffffffd;
+  // One way, then the other.
+  l.add("push-ragged", 2, {ragged, staged(pushed(move_of(Pieces::kRagged, 2))), ragged});
+  l.add("push-windows", 2, {staged(pushed(move_of(Pieces::kEach, 12))), staged_but_at(1, pushed(move_of(Pieces::kSame, 7)))}).scratch = 32;
+  l.add("push-waves", 2, {staged(pushed(move(Pieces::kEach, 8, 1, 2))), staged(pushed(move(Pieces::kEach, 8, 1, 2)))});
+  l.add("push-misaligned", 2, {pushed(move_of(Pieces::kSame, 5)), staged(pushed(of_halves(move_of(Pieces::kEach, 3))))}).shift = 4;
+  l.add("push-reduce", 2, {sums, in_place(sums), pushed(reduce_scatter(9, 1, t))}).scratch = 32;
+  // Each overwrites the scratch that the call before was read from, or was pushed to.
+  const Call pull = staged(move_of(Pieces::kSame, 4)), push = staged(each);
+  l.add("push-mixed", 2, {push, pull, push, in_place(sums), pull});
+  l.add("two-stage-push", 2, {two, two}).counters = 0xfffffffd;
+  l.add("two-stage-push-in-place", 2, {in_place(two), staged(in_place(two))});
+  l.add("two-stage-push-windows", 2, {staged(pushed(two_stage(22, 1, t))), staged_but_at(0, two)}).scratch = 64;
+  l.add("two-stage-push-mixed", 2, {staged(one_stage(8, 1, t)), staged(two), staged(two_stage(8, 1, t)), two});
+  if (!l.relaxed) {
+    l.add("push-blocks", 2, {pushed(move_of(Pieces::kEach, 8, 2)), staged(pushed(move_of(Pieces::kEach, 8, 2)))});
+    l.add("push-domains", 2, {each, on_domain(1, each)});
+    // The second window is shorter than the first one.
+    l.add("two-stage-push-blocks", 2, {staged(pushed(two_stage(24, 2, 1)))}).scratch = 128;
+  }
+  l.add("push-early", 2, {each, staged(each)}).early = true;
+  l.add("mismatch-push", 2, {each}).story = Story::kMismatch;
+}
+
+void add_counted(List& l) {
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const auto of = [&](Pieces pieces, uint32_t count, uint32_t room) { return counted(pieces, count, room, 1, t); };
+  const Call fits = of(Pieces::kEach, 4, 4), ragged = of(Pieces::kRagged, 2, 4), more = of(Pieces::kEach, 7, 6), none = of(Pieces::kEach, 0, 4);
+  l.add("counted", 2, {fits, ragged, none, fits}).counters = 0xfffffffb;
+  l.add("counted-more", 2, {more, staged(of(Pieces::kRagged, 5, 6))});
+  l.add("counted-staged", 2, {staged(fits), none, staged(ragged), staged(fits)});
+  l.add("counted-windows", 2, {staged(of(Pieces::kRagged, 4, 8)), staged_but_at(1, of(Pieces::kRagged, 5, 14))}).scratch = 32;
+  l.add("counted-mixed", 2, {staged(fits), staged(pushed(move(Pieces::kEach, 4, 1, t))), none, lines_move(Pieces::kEach, 2, 1, 1), ragged});
+  l.add("counted-early", 2, {ragged, fits}).early = true;
+  l.add("mismatch-counted", 2, {fits}).story = Story::kMismatch;
+  if (!l.relaxed) l.add("counted-waves", 2, {staged(counted(Pieces::kEach, 8, 8, 1, 2))});
+}
+
 void add_lines(List& l) {
   const Call each = lines_move(Pieces::kEach, 2, 1, 1), sum = lines_reduce(Pieces::kSame, 2, 1, 1);
   const Call two_lines = lines_move(Pieces::kSame, 4, 1, 2), empty_one_way = lines_move(Pieces::kRagged, 1, 1, 1);
@@ -242,7 +294,7 @@ void add_exchange_of_three(List& l, uint32_t each) {
   l.add("move-next-blocks-3", 3, {staged(move(Pieces::kNext, 8, 2, each))}).exhaustive = !l.relaxed;
   l.add("reduce-scatter-3", 3, {staged(sums), staged(reduce_to_first(4, 1, each))});
   if (l.relaxed) {
-    l.add("move-3", 3, {all}).atoms = 1;
+    l.at_random("move-3", 3, {all, sums});  // by the same barriers as one-stage-3
     l.add("move-pairs-3", 3, {without(2, all), without(0, all)}).atoms = 1;
     l.add("move-next-3", 3, {next}).atoms = 1;
   } else {
@@ -271,9 +323,28 @@ void add_exchange_of_three(List& l, uint32_t each) {
   l.add("lines-reduce-blocks-3", 3, {in_place(lines_reduce(Pieces::kSame, 2, 2, 1))}).lines = 4;
 }
 
+void add_pushes_of_three(List& l, uint32_t each) {
+  const Call all = pushed(move(Pieces::kEach, 4, 1, each)), next = pushed(move(Pieces::kNext, 4, 1, each));
+  const Call sums = pushed(reduce_scatter(4, 1, each)), two = pushed(two_stage(8, 1, each));
+  const Call from_first = pushed(move(Pieces::kFromFirst, 4, 1, each));
+  const auto some = [&](const char* name, std::vector<Call> calls) -> Scenario& {
+    Scenario& s = l.add(name, 3, std::move(calls));
+    s.exhaustive = !l.relaxed;
+    return s;
+  };
+  some("push-3", {staged(all), sums, all});
+  some("push-next-3", {next, staged(from_first), staged(next)});
+  // What one rank has pushed into a scratch is not what another one reads there.
+  some("push-pairs-3", {without(2, staged(all)), staged(move(Pieces::kFromFirst, 4, 1, each)), without(0, staged(all))});
+  some("push-next-blocks-3", {staged(pushed(move(Pieces::kNext, 8, 2, each)))});
+  some("two-stage-push-3", {staged(two), in_place(two)});
+  some("counted-3", {staged(counted(Pieces::kRagged, 3, 4, 1, each)), counted(Pieces::kNext, 5, 4, 1, each)});
+}
+
 // One thread stands for all ranks, or each for one.
 void add_three(List& l) {
   const uint32_t each = l.relaxed ? 3 : 1;
+  add_pushes_of_three(l, each);
   add_exchange_of_three(l, each);
   add_two_shot_of_three(l);
   const Call one = one_stage(4, 1, each), two = two_stage(8, 1, each);
@@ -281,7 +352,7 @@ void add_three(List& l) {
   l.add("probe-3", 3, {probe(2, each)});
   if (l.relaxed) {
     l.add("one-stage-3", 3, {one}).atoms = 1;
-    l.add("two-stage-3", 3, {two}).atoms = 1;
+    l.at_random("two-stage-3", 3, {two, two});
     l.add("two-stage-3-staged", 3, {staged(two), staged(two)});
   } else {
     l.add("one-stage-3", 3, {one, one});
@@ -292,18 +363,20 @@ void add_three(List& l) {
 
 void add_faults(List& l) {
   const Call one = one_stage(8, 1, 2), two = two_stage(8, 1, 2), small = lamport(4, 'f', 1, 2), meet = barrier(1, 2);
+  const uint32_t t = l.relaxed ? 2 : 1;
   l.faulty("absent-barrier", Story::kAbsent, {meet, meet}, 1);
   l.faulty("absent-one-stage", Story::kAbsent, {one, one}, 1).exhaustive = !l.relaxed;
   l.faulty("absent-lamport", Story::kAbsent, {small, small}, 1);
   l.faulty("late-barrier-once", Story::kLate, {meet}, 1);
-  l.faulty("late-one-stage-once", Story::kLate, {staged(one)}, 1);
+  l.faulty("late-one-stage-once", Story::kLate, {staged(one_stage(8, 1, t))}, 1).exhaustive = !l.relaxed;
   l.faulty("late-lamport-once", Story::kLate, {small}, 1);
-  l.faulty("abort-barrier", Story::kAbort, {meet, meet});
+  l.faulty("abort-barrier", Story::kAbort, {barrier(1, t), barrier(1, t)}).exhaustive = !l.relaxed;
+  l.faulty("abort-barrier-once", Story::kAbort, {meet});
   l.faulty("abort-one-stage-once", Story::kAbort, {one}).exhaustive = !l.relaxed;
   l.faulty("abort-lamport", Story::kAbort, {small, small});
   const Call all = move(Pieces::kEach, 4, 1, 2), lines = lines_move(Pieces::kEach, 2, 1, 1);
   l.faulty("absent-move", Story::kAbsent, {all, all}, 1).exhaustive = !l.relaxed;
-  l.faulty("late-move-once", Story::kLate, {staged(all)}, 1).exhaustive = !l.relaxed;
+  l.faulty("late-move-once", Story::kLate, {staged(move(Pieces::kEach, 4, 1, t))}, 1).exhaustive = !l.relaxed;
   l.faulty("abort-move-once", Story::kAbort, {all}).exhaustive = !l.relaxed;
   // Of two deadlines one may pass before the wait that counts it begins.
   l.faulty("absent-lines", Story::kAbsent, {lines, lines}, 2);
@@ -330,7 +403,41 @@ void add_faults(List& l) {
   early.exhaustive = false;
   // Two kernels of a rank that leave at once, of which one reports.
   l.faulty("late-domains", Story::kLate, {staged(one), on_domain(1, staged(one))}, 2).exhaustive = false;
+  l.faulty("late-domains-behind", Story::kLate, {meet, on_domain(1, staged(one)), on_domain(1, staged(one))}, 2).exhaustive = false;
   l.faulty("abort-domains", Story::kAbort, {staged(one), on_domain(1, staged(one))}).exhaustive = false;
+}
+
+// Pushes that land when their receiver has given up, and calls behind.
+void add_push_faults(List& l) {
+  const uint32_t t = l.relaxed ? 2 : 1;
+  const Call all = pushed(move(Pieces::kEach, 8, 1, t)), two = pushed(two_stage(16, 1, t)), sums = pushed(reduce_scatter(8, 1, t));
+  const Call some = counted(Pieces::kRagged, 3, 4, 1, t), pull = staged(move(Pieces::kSame, 4, 1, t));
+  const auto at_random = [&](const char* name, Story story, std::vector<Call> calls, uint32_t expiries = 0) -> Scenario& {
+    Scenario& s = l.faulty(name, story, std::move(calls), expiries);
+    s.exhaustive = false;
+    s.scratch = 64;
+    return s;
+  };
+  l.faulty("absent-push", Story::kAbsent, {all, all}, 1).exhaustive = !l.relaxed;
+  l.faulty("late-push-once", Story::kLate, {all}, 1).exhaustive = !l.relaxed;
+  l.faulty("abort-push-once", Story::kAbort, {all}).exhaustive = !l.relaxed;
+  at_random("late-push", Story::kLate, {staged(all), pull, staged(all), all}, 2);
+  at_random("late-push-reduce", Story::kLate, {sums, pull, in_place(sums)}, 2);
+  at_random("late-two-stage-push", Story::kLate, {two, pull, staged(in_place(two))}, 2);
+  at_random("abort-two-stage-push", Story::kAbort, {two, staged(two), pull});
+  at_random("late-counted", Story::kLate, {staged(some), staged(some), some}, 2);
+  at_random("abort-counted", Story::kAbort, {staged(some), some, staged(all)});
+  // A domain's call is left while the other domain's has yet to raise the rank's abort word, and a call is behind it.
+  at_random("late-push-domains", Story::kLate, {staged(all), on_domain(1, staged(all)), on_domain(1, pull)}, 2);
+  const uint32_t u = l.relaxed ? 3 : 1;
+  const Call of_three = staged(pushed(move(Pieces::kEach, 8, 1, u)));
+  Scenario& three = at_random("late-push-3", Story::kLate, {without(2, of_three), staged(move(Pieces::kFromFirst, 4, 1, u)),
+                                                           pushed(two_stage(12, 1, u)), of_three}, 2);
+  three.world = 3;
+  three.scratch = 96;
+  // A thread that stands for no rank learns of the other domain's fault; counts come before anything is staged.
+  const Call wide = staged(counted(Pieces::kEach, 4, 4, 1, 4));
+  at_random("late-counted-domains", Story::kLate, {wide, on_domain(1, wide)}, 1);
 }
 
 // A stop within a call of windows, and calls behind it that find the abort word raised.
@@ -342,7 +449,6 @@ void add_two_shot_faults(List& l) {
   const auto at_random = [&](const char* name, Story story, std::vector<Call> calls, uint32_t expiries = 0) -> Scenario& {
     Scenario& s = l.faulty(name, story, std::move(calls), expiries);
     s.exhaustive = false;
-    s.runs = 500;
     return s;
   };
   l.faulty("absent-two-shot", Story::kAbsent, {windows(2), small}, t + 1).exhaustive = !l.relaxed;
@@ -366,6 +472,7 @@ void add_two_shot_faults(List& l) {
 }
 
 void add_larger(List& l) {
+  const size_t before = l.all.size();
   const uint32_t t = l.relaxed ? 4 : 1;
   l.at_random("barrier-4", 4, {barrier(2, t), barrier(1, t), barrier(2, t)}).counters = 0xfffffffe;
   l.at_random("one-stage-4", 4, {one_stage(20, 2, t), staged(one_stage(32, 2, t)), in_place(one_stage(7, 1, t))});
@@ -373,7 +480,7 @@ void add_larger(List& l) {
   Scenario& calls = l.at_random("lamport-4", 4, {lamport(24, 'f', 2, t), lamport(8, 'b', 1, t), lamport(32, 'f', 2, t),
                                                  lamport(4, 'f', 1, t), lamport(24, 'b', 2, t), lamport(32, 'f', 2, t)});
   calls.flag = 0xfffffffb;
-  calls.runs = 100;
+  calls.runs = 60;
   l.at_random("mixed-3", 3, {lamport(16, 'f', 1, t), one_stage(16, 2, t), barrier(1, t), lamport(24, 'b', 2, t),
                              two_stage(24, 2, t), lamport(4, 'f', 1, t)});
   l.at_random("early-3", 3, {lamport(8, 'f', 2, t), lamport(12, 'f', 1, t), one_stage(8, 1, t), lamport(8, 'f', 2, t),
@@ -385,6 +492,12 @@ void add_larger(List& l) {
   l.at_random("move-4", 4, {moves, staged(move(Pieces::kSame, 14, 2, t)), move(Pieces::kRagged, 7, 2, t), staged(next),
                             staged(reduce_scatter(13, 2, t)), without(1, without(3, moves))})
       .scratch = 128;
+  l.at_random("push-4", 4, {pushed(moves), staged(pushed(move(Pieces::kSame, 14, 2, t))), staged(move(Pieces::kSame, 14, 2, t)),
+                            pushed(reduce_scatter(13, 2, t)), staged(pushed(next)), counted(Pieces::kRagged, 5, 12, 2, t),
+                            staged(pushed(two_stage(56, 2, t)))})
+      .scratch = 160;
+  l.at_random("push-domains-3", 3, {staged(pushed(next)), on_domain(1, pushed(two_stage(24, 2, t))), on_domain(1, staged(sums)),
+                                    in_place(pushed(sums)), lamport(8, 'f', 1, t), on_domain(1, counted(Pieces::kRagged, 4, 6, 1, t))});
   const Call line_sums = lines_reduce(Pieces::kSame, 8, 2, 2), lines = lines_move(Pieces::kEach, 4, 1, t);
   Scenario& lines_4 = l.at_random("lines-4", 4, {lines_move(Pieces::kEach, 8, 2, 2), line_sums, lines_move(Pieces::kRagged, 4, 1, 3),
                                                  lines_reduce(Pieces::kEach, 5, 2, 1), lines_move(Pieces::kNext, 7, 2, 2), lines});
@@ -422,6 +535,9 @@ void add_larger(List& l) {
   late_moves.watch_polls = true;
   late_moves.expiries = 2;
   late_moves.scratch = 96;
+  for (size_t i = before; i < l.all.size(); i++) {
+    if (l.all[i].runs == Scenario().runs) l.all[i].runs = 150;  // each takes long
+  }
 }
 
 }  // namespace
@@ -436,9 +552,12 @@ std::vector<Scenario> scenarios() {
     add_two_shot(list);
     add_mixed(list);
     add_exchange(list);
+    add_pushes(list);
+    add_counted(list);
     add_lines(list);
     add_three(list);
     add_faults(list);
+    add_push_faults(list);
     add_two_shot_faults(list);
     add_larger(list);
   }

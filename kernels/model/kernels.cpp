@@ -47,6 +47,7 @@ extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
     {"two_shot_f32", run<AllReduceParams, all_reduce_two_shot_small<F32>>},
     {"two_shot_bf16", run<AllReduceParams, all_reduce_two_shot_small<Bf16>>},
     {"move", run<ExchangeParams, move_data>},
+    {"move_counted", run<CountedParams, move_counted>},
     {"reduce_scatter_f32", run<ExchangeParams, reduce_scatter<F32>>},
     {"reduce_scatter_bf16", run<ExchangeParams, reduce_scatter<Bf16>>},
     {"lines_move", run<ExchangeParams, lines_move>},

@@ -249,8 +249,9 @@ bool polled_changed(uint32_t s) {
 // ---- What platform.h calls.
 
 void* shared_memory(size_t bytes) {
-  if (bytes > kSharedBytes) fail("a block asks for %zu bytes of shared memory", bytes);
-  return shared_bytes[running().block];
+  unsigned char* const at = shared_bytes[running().block];
+  if (map.region(reinterpret_cast<uint64_t>(at), uint32_t(bytes)) == nullptr) fail("a block asks for %zu bytes of shared memory", bytes);
+  return at;
 }
 
 bool block_any(bool vote) {

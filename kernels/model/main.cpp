@@ -13,7 +13,7 @@ namespace {
 const char kUsage[] =
     "usage: model [--exhaustive] [--random N] [--seed S] [--seconds T] [--list] [--litmus] [--replay SCHEDULE] [SCENARIO...]\n"
     "  --exhaustive   all schedules of the scenarios that are small enough; without --random the only thing done\n"
-    "  --random N     N random schedules of each scenario; 0: as many as the scenario asks for\n"
+    "  --random N     N random schedules of each scenario, but for those; 0: as many as the scenario asks for\n"
     "  --seed S       the first one's seed; the next ones count from there\n"
     "  --seconds T    the most that one scenario may take in each mode\n"
     "  --litmus       small programs of which it is known what weak memory may show: whether the model shows all of that and no more\n"
@@ -92,8 +92,7 @@ int main(int count, char** arguments) {
       const Setup setup = prepare(*s);
       const Result r = explore(setup, seconds);
       good &= report(*s, setup, "all", r) && r.complete;
-    }
-    if (random) {
+    } else if (random) {
       const Setup setup = prepare(*s);
       good &= report(*s, setup, "random", explore_at_random(setup, runs != 0 ? runs : s->runs, seed, seconds));
     }

@@ -22,21 +22,27 @@ uint32_t element_bytes(const Call& c) { return c.type == 'b' ? 2 : 4; }
 uint32_t bytes_of(const Call& c) { return c.count * element_bytes(c); }
 uint32_t packs_of(const Call& c) { return (bytes_of(c) + kPackBytes - 1) / kPackBytes; }
 uint32_t windows_of(const Call& c) { return (packs_of(c) + c.window - 1) / c.window; }
-bool is_pushed(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot; }  // through the region
-bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || is_pushed(c); }
-bool pulls(const Call& c) { return c.kind == Kind::kMove || c.kind == Kind::kReduceScatter; }
+bool uses_region(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot; }
+bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || uses_region(c); }
+bool is_counted(const Call& c) { return c.kind == Kind::kMoveCounted; }
 bool goes_by_lines(const Call& c) { return c.kind == Kind::kLinesMove || c.kind == Kind::kLinesReduce; }
-bool is_exchange(const Call& c) { return pulls(c) || goes_by_lines(c); }
+bool is_exchange(const Call& c) {
+  return c.kind == Kind::kMove || c.kind == Kind::kReduceScatter || is_counted(c) || goes_by_lines(c);
+}
 bool reduces(const Call& c) { return is_all_reduce(c) || c.kind == Kind::kReduceScatter || c.kind == Kind::kLinesReduce; }
 
-// Whether peers read the input where it lies.
-bool is_readable(const Call& c) {
-  if (is_exchange(c)) return pulls(c) && !c.staged && !(c.in_place && reduces(c));
-  return is_all_reduce(c) && !is_pushed(c) && !c.staged && !(c.kind == Kind::kOneStage && c.in_place);
+// Whether peers touch memory of the user's: read the input, or write the output where they push. Else it goes by the scratch.
+bool may_touch(const Call& c) { return (is_all_reduce(c) || is_exchange(c)) && !uses_region(c) && !goes_by_lines(c); }
+bool is_staged(const Call& c, uint32_t rank) {
+  if (!may_touch(c)) return false;
+  if (c.staged && (c.direct >> rank & 1) == 0) return true;
+  if (c.push) return c.kind == Kind::kReduceScatter;
+  return c.in_place && (c.kind == Kind::kOneStage || c.kind == Kind::kReduceScatter);
 }
+bool is_touched(const Call& c, uint32_t rank) { return may_touch(c) && !is_staged(c, rank); }
 
-// Elements that a rank has for another in an exchange.
-uint32_t piece_count(const Call& c, uint32_t from, uint32_t to) {
+// Elements that a rank would have for another in an exchange.
+uint32_t told_count(const Call& c, uint32_t from, uint32_t to) {
   if (((c.without >> from | c.without >> to) & 1) != 0) return 0;
   switch (c.pieces) {
     case Pieces::kEach:
@@ -47,6 +53,12 @@ uint32_t piece_count(const Call& c, uint32_t from, uint32_t to) {
     case Pieces::kNext: return to == from + 1 ? c.count : 0;
   }
   return 0;
+}
+
+// And has: no more than there is room for.
+uint32_t piece_count(const Call& c, uint32_t from, uint32_t to) {
+  const uint32_t told = told_count(c, from, to);
+  return is_counted(c) && told > c.room ? c.room : told;
 }
 
 uint32_t blocks_between(const Call& c, uint32_t a, uint32_t b) {
@@ -91,12 +103,13 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uin
 
 // ---- Memory.
 
-constexpr uint32_t kLeastRoom = 256;
-constexpr uint32_t kPieceRoom = 64;  // in it, of what is for one rank, or from one
+constexpr uint32_t kPieceRoom = 64;  // in an input, of what is for one rank; in an output, of what is from one
 
 uint64_t input_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4) + now->shift; }
 uint64_t output_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4 + 1) + now->shift; }
 uint64_t found_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4 + 2); }  // a probe's mismatches
+uint64_t counts_at(uint32_t rank, uint32_t domain) { return buffer_of(rank, domain * 4 + 3); }
+uint64_t received_at(uint32_t rank, uint32_t domain) { return counts_at(rank, domain) + kMaxGpus * 4; }
 
 // A part of an input, for a rank, or of an output, from one.
 struct Part {
@@ -196,18 +209,18 @@ void feed(const void* given) {
     if (now->calls[c].domain == p.domain) before = int(c);
   }
   const Parts outputs = before < 0 ? Parts() : outputs_of(now->calls[before], p.rank);
-  // Results of a call that reported a fault, and of those behind it, are unspecified; and peers may still read its input, if they
-  // read any.
+  // Results of a call that reported a fault, and of those behind it, are unspecified; and peers may still touch its memory, if they
+  // touch any.
   const bool faulty = peek(host_control_of(p.rank) + offsetof(HostControl, status), 4) != 0 ||
                       peek(host_control_of(p.rank) + offsetof(HostControl, leaving), 4) != 0;
-  bool read_by_peers = false;
-  for (const Call& c : now->calls) read_by_peers |= is_readable(c);
+  bool touched = false;
+  for (const Call& c : now->calls) touched |= is_touched(c, p.rank);
   if (faulty && now->story == Story::kMismatch && (p.rank == 0 || p.rank == now->world - 1)) {
     for (const Part& part : outputs) {
       if (bits_at(part.at, 'f') != 0xfefefefeu) fail("%s was written by a call that no peer makes", name_of(part.at).c_str());
     }
   }
-  if (faulty && read_by_peers) return;
+  if (faulty && touched) return;
   for (const Part& part : outputs) {
     if (faulty) break;
     const Call& c = now->calls[before];
@@ -226,6 +239,13 @@ void feed(const void* given) {
       fail("%s was overwritten behind the end of call %d's output", name_of(part.at + at).c_str(), before);
     }
   }
+  if (before >= 0 && is_counted(now->calls[before]) && !faulty) {
+    for (uint32_t from = 0; from < now->world; from++) {
+      const uint64_t at = received_at(p.rank, p.domain) + from * 4;
+      const uint32_t found = bits_at(at, 'f'), told = told_count(now->calls[before], from, p.rank);
+      if (found != told) fail("%s is %u behind call %d, and should be %u", name_of(at).c_str(), found, before, told);
+    }
+  }
   if (before >= 0 && now->calls[before].kind == Kind::kProbe && !faulty) {
     for (uint32_t b = 0; b < now->calls[before].blocks; b++) {
       if (bits_at(found_at(p.rank, p.domain) + b * 4, 'f') != 0) fail("block %u of rank %u found a wrong token", b, p.rank);
@@ -233,23 +253,28 @@ void feed(const void* given) {
   }
   if (before >= 0) {
     for (const Part& part : inputs_of(now->calls[before], p.rank)) put(part.at, 0xfdfdfdfdu, 'f');
+    for (uint32_t to = 0; to < now->world && is_counted(now->calls[before]); to++) put(counts_at(p.rank, p.domain) + to * 4, 99, 'f');
   }
   if (p.call == now->calls.size()) return;
   const Call& next = now->calls[p.call];
   const uint32_t size = element_bytes(next);
-  const auto put_end = [&](const Part& part) {
-    for (uint32_t b = 0; b < 8; b += 4) put(part.at + part.count * size + b, 0xfefefefeu, 'f');
+  const auto put_end = [&](const Part& part, uint32_t mark) {
+    for (uint32_t b = 0; b < 8; b += 4) put(part.at + part.count * size + b, mark, 'f');
   };
   for (const Part& part : inputs_of(next, p.rank)) {
     for (uint32_t i = 0; i < part.count; i++) {
       put(part.at + i * size, piece_bits(next, p.call, p.round, p.rank, part.peer, i), next.type);
     }
-    put_end(part);
+    put_end(part, next.in_place ? 0xfefefefeu : 0xfcfcfcfcu);
+  }
+  for (uint32_t r = 0; r < now->world && is_counted(next); r++) {
+    put(counts_at(p.rank, p.domain) + r * 4, told_count(next, p.rank, r), 'f');
+    put(received_at(p.rank, p.domain) + r * 4, 0xfefefefeu, 'f');
   }
   for (const Part& part : outputs_of(next, p.rank)) {
     if (next.in_place) continue;
     for (uint32_t b = 0; b < part.count * size; b += 2) put(part.at + b, 0xfefe, 'b');
-    put_end(part);
+    put_end(part, 0xfefefefeu);
   }
 }
 
@@ -305,19 +330,21 @@ ExchangeParams exchange_params(const Call& c, uint32_t rank, const GroupParams& 
   p.group = group;
   for (uint32_t r = 0; r < now->world; r++) {
     p.source[r] = piece_at(c, rank, r);
-    p.send_bytes[r] = piece_count(c, rank, r) * element_bytes(c);
+    p.send_bytes[r] = (is_counted(c) ? c.room : piece_count(c, rank, r)) * element_bytes(c);
     p.target[r] = result_at(c, rank, r);
-    p.receive_bytes[r] = piece_count(c, r, rank) * element_bytes(c);
+    p.receive_bytes[r] = (is_counted(c) ? c.room : piece_count(c, r, rank)) * element_bytes(c);
     p.blocks[r] = blocks_between(c, rank, r);
     const bool other = now->story == Story::kMismatch && rank == now->world - 1 && r == 0;
     p.seal[r] = other ? 6 : 5;
   }
-  const bool same = c.pieces == Pieces::kSame;
+  const bool same = c.pieces == Pieces::kSame && !c.push;
   p.window_bytes = group.scratch_bytes / (same ? 1 : now->world) / kPackBytes * kPackBytes;
   p.slot_bytes = goes_by_lines(c) ? kLineSlotBytes : same ? 0 : p.window_bytes;
   p.banks = kControlOffset + offsetof(Control, line_banks) + c.domain * 2 * kMaxGpus * kLineSlotBytes;
-  if (pulls(c) && !is_readable(c)) p.group.flags |= kFlagStaged;
+  if (is_staged(c, rank)) p.group.flags |= kFlagStaged;
+  if (c.push) p.group.flags |= kFlagPush;
   p.operation = c.kind == Kind::kReduceScatter ? kOpReduceScatter : c.kind == Kind::kLinesReduce ? kOpAllReduceLines : kOpAllToAll;
+  if (is_counted(c)) p.operation = kOpAllToAllCounted;
   p.op = kReduceSum;
   p.dtype = c.type == 'b' ? kDtypeBf16 : kDtypeF32;
   return p;
@@ -331,7 +358,7 @@ void launch_call(uint32_t rank, uint32_t number) {
   if (is_exchange(c)) {
     grid = 1;
     for (uint32_t r = 0; r < now->world; r++) {
-      const bool partner = piece_count(c, rank, r) != 0 || piece_count(c, r, rank) != 0 || goes_by_lines(c);
+      const bool partner = piece_count(c, rank, r) != 0 || piece_count(c, r, rank) != 0 || goes_by_lines(c) || is_counted(c);
       if (partner && blocks_between(c, rank, r) > grid) grid = blocks_between(c, rank, r);
     }
   }
@@ -359,12 +386,17 @@ void launch_call(uint32_t rank, uint32_t number) {
     }
     case Kind::kMove:
     case Kind::kReduceScatter:
+    case Kind::kMoveCounted:
     case Kind::kLinesMove:
     case Kind::kLinesReduce: {
       if ((c.without >> rank & 1) != 0) return;
       const ExchangeParams p = exchange_params(c, rank, group);
       const char* kernel = c.type == 'b' ? "reduce_scatter_bf16" : "reduce_scatter_f32";
       if (c.kind == Kind::kMove) kernel = "move";
+      if (is_counted(c)) {
+        const CountedParams counted{p, counts_at(rank, c.domain), received_at(rank, c.domain), element_bytes(c)};
+        return start("move_counted", &counted, sizeof counted);
+      }
       if (c.kind == Kind::kLinesMove) kernel = "lines_move";
       if (c.kind == Kind::kLinesReduce) kernel = "lines_reduce";
       return start(kernel, &p, sizeof p);
@@ -383,10 +415,11 @@ void launch_call(uint32_t rank, uint32_t number) {
   p.packs = packs_of(c);
   p.whole_packs = bytes / kPackBytes;
   p.window_packs = group.scratch_bytes / kPackBytes;
-  if (c.kind == Kind::kTwoStage) p.window_packs = p.window_packs / (now->world + 1) * now->world;
+  if (c.kind == Kind::kTwoStage) p.window_packs = p.window_packs / (c.push ? 2 * now->world : now->world + 1) * now->world;
   if (c.kind == Kind::kTwoShot) p.window_packs = c.window;
-  for (uint64_t& view : p.view) view = p.input;
-  if (!is_readable(c) && !is_pushed(c)) p.group.flags |= kFlagStaged;
+  for (uint64_t& view : p.view) view = c.push ? p.output : p.input;
+  if (is_staged(c, rank)) p.group.flags |= kFlagStaged;
+  if (c.push) p.group.flags |= kFlagPush;
   const uint64_t few = 2 * uint64_t(c.blocks) * c.threads < p.window_packs ? 2 * uint64_t(c.blocks) * c.threads : p.window_packs;
   const bool small = now->world <= 4 && p.packs <= few && (p.group.flags & ~kFlagAllowNext) == 0;
   const char* stem = small && c.type == 'f' ? "one_stage_small" : "one_stage";
@@ -438,7 +471,7 @@ void check_state(uint32_t rank, uint32_t status) {
   for (uint32_t& count : counts) count = now->lines;
   for (const Call& c : now->calls) {
     if (goes_by_lines(c)) counts[c.domain] = counts[c.domain] == 0xfffffffdu ? 0 : counts[c.domain] + 1;
-    if (!is_pushed(c) || c.count == 0) continue;
+    if (!uses_region(c) || c.count == 0) continue;
     const bool many = c.kind == Kind::kTwoShot;
     flag = uint32_t((uint64_t(flag) + (many ? windows_of(c) : 1)) % 0xffffffffu);
     left = many ? 0 : packs_of(c);
@@ -545,26 +578,35 @@ Setup prepare(const Scenario& s) {
   lenient = s.relaxed;
   by_waves = !s.relaxed;
   polls_per_check = s.watch_polls ? 1 : kForever;
-  uint32_t room = kLeastRoom;  // of a buffer, since all of it is copied with each state
-  for (const Call& c : s.calls) room = is_all_reduce(c) && bytes_of(c) + 16 > room ? bytes_of(c) + 16 : room;
-  uint32_t slots = 1;
-  for (const Call& c : s.calls) slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;
+  // No more than the calls need, since all of it is copied with each state.
+  uint32_t room = 16, slots = 1, shared = kSharedBytes / 2;
+  bool counts = false, scratch = false;
+  for (const Call& c : s.calls) {
+    const uint32_t of_call = is_all_reduce(c) ? bytes_of(c) + 16 : is_exchange(c) ? s.world * kPieceRoom : 0;
+    room = of_call > room ? of_call : room;
+    slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;
+    counts |= is_counted(c);
+    if (c.push) shared = kSharedBytes;
+    scratch |= c.push || c.kind == Kind::kTwoStage || c.kind == Kind::kProbe;
+    for (uint32_t r = 0; r < s.world; r++) scratch |= is_staged(c, r);
+  }
   const uint32_t of_stream = slots * (s.early ? 2 : 1);
   std::vector<bool> first(kMaxSlots);
   for (uint32_t r = 0; r < s.world; r++) {
-    add_region(base_of(r) + kScratchAt, s.scratch * domains(), "scratch of r" + std::to_string(r), false);
+    if (scratch) add_region(base_of(r) + kScratchAt, s.scratch * domains(), "scratch of r" + std::to_string(r), false);
     for (uint32_t d = 0; d < domains(); d++) {
       const std::string of = (d == 0 ? "" : "[d" + std::to_string(d) + "]") + std::string(" of r") + std::to_string(r);
       add_region(buffer_of(r, d * 4), room, "input" + of, false);
       add_region(buffer_of(r, d * 4 + 1), room, "output" + of, false);
       add_region(found_at(r, d), 16, "mismatches" + of, false);
+      if (counts) add_region(counts_at(r, d), 2 * kMaxGpus * 4, "counts" + of, false);
       for (const Call& c : s.calls) {
         for (uint32_t b = 0; b < c.blocks; b++) {
           for (uint32_t parity = 0; parity < (s.early ? 2u : 1u); parity++) {
             const uint32_t slot = s.world + stream_of(r, d) * of_stream + parity * slots + b * c.threads;
             if (slot < kMaxSlots && !first[slot]) {
               const std::string block = "shared memory of block " + std::to_string(b);
-              add_region(reinterpret_cast<uint64_t>(shared_bytes[slot]), kSharedBytes, block + of, true);
+              add_region(reinterpret_cast<uint64_t>(shared_bytes[slot]), shared, block + of, true);
               first[slot] = true;
             }
           }

@@ -10,7 +10,8 @@ namespace model {
 
 enum class Kind : uint8_t {
   kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport, kTwoShot,
-  kMove, kReduceScatter,    // by pulling
+  kMove, kReduceScatter,  // by pulling, unless they are pushed
+  kMoveCounted,           // the pieces that there would be are counted in the device's memory
   kLinesMove, kLinesReduce,
 };
 
@@ -36,6 +37,9 @@ struct Call {
   Pieces pieces = Pieces::kEach;
   uint32_t without = 0;  // ranks that have no part in it, as bits: they make no call
   uint32_t window = 0;   // packs, of a two-shot call
+  bool push = false;     // of a two-stage call or an exchange; `staged`: the output is not symmetric
+  uint32_t direct = 0;   // of a staged call, ranks whose memory is symmetric all the same, as bits
+  uint32_t room = 0;     // elements of each piece, of a counted call
 };
 
 enum class Story : uint8_t {
@@ -60,7 +64,7 @@ struct Scenario {
   uint32_t flag = 0;
   uint32_t lines = 0;     // calls by lines before
   bool old_lines = false;  // the banks hold what looks like a line of the first calls behind the wrap
-  uint32_t scratch = 512;  // bytes, of a domain
+  uint32_t scratch = 256;  // bytes, of a domain
   uint32_t expiries = 0;
   uint32_t atoms = 4;
   bool extent = true;     // compare prev_num_packs: else a wrong one shows by what it does

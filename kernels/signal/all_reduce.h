@@ -112,7 +112,11 @@ struct Shards {
   uint64_t all;
 
   SIGNAL_DEVICE Shards(const AllReduceParams& p, const Window& w) : each(0), all(w.bytes) {
+#ifdef SIGNAL_MUTANT_SHARDS_OF_EACH_WINDOW
+    const uint64_t packs = packs_of(w.bytes);
+#else
     const uint64_t packs = p.packs > p.window_packs ? p.window_packs : p.packs;
+#endif
     each = (packs + p.group.world - 1) / p.group.world * kPackBytes;
   }
   SIGNAL_DEVICE uint64_t first(uint32_t r) const { return r * each < all ? r * each : all; }
@@ -144,7 +148,7 @@ SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
       for (uint32_t r = 0; r < world; r++) slots.source[r] = r == rank ? w.input + shards.first(r) : p.group.own + for_ranks + r * shards.each;
     }
     // Behind it the peers' shards are here.
-    if (!barriers.meet(kPhaseMiddle, true, Turn::kBetween)) break;
+    if (!await_pushes(barriers, kPhaseMiddle)) break;
     const uint64_t own = shards.first(rank);
     reduce<T>(p.group, p.op, p.dtype, slots, Range{0, w.output + own, nullptr, shards.bytes(rank)});
     for (uint32_t k = 1; k < world; k++) {
@@ -152,7 +156,7 @@ SIGNAL_COLD void all_reduce_two_stage_push(const AllReduceParams& p) {
       copy<From::kOwn>(w.output + own, shared.places.source[rank_after(p.group, k)] + own, shards.bytes(rank), Stride());
     }
     // And the peers' sums; what they were pushed from is free again.
-    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) break;
+    if (!await_pushes(barriers, kPhaseExit)) break;
     if (!is_staged(p.group)) continue;
     for (uint32_t from = 0; from < world; from++) {
       if (from == rank) continue;

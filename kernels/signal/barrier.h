@@ -338,7 +338,11 @@ struct Barriers {
         const bool staged = Message::is_staged(data);
         // A peer that staged its input has released it, whatever this rank did; one that did not has published memory that
         // predates its kernel.
+#ifdef SIGNAL_MUTANT_START_BARRIER_UNACQUIRED
+        if ((strong && phase != kPhaseStart) || staged) Kind::acquire(pair);
+#else
         if (strong || staged) Kind::acquire(pair);
+#endif
 #ifdef SIGNAL_MUTANT_SELF_COUNTER_BUMPED_LATE
         platform::store_relaxed(pair.counter, pair.count);
 #endif

@@ -132,6 +132,9 @@ SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, ui
   begin(m, barriers);
   for_each_window(p, barriers, least, [&](uint64_t start, bool) SIGNAL_INLINE {
     // Relaxed: what this rank has read of its memory before, it has read.
+#ifdef SIGNAL_MUTANT_PUSHES_WINDOWS_UNASKED
+    if (start == 0)
+#endif
     barriers.publish(PiecePlace{p, p.target, start}, false, start == 0 ? Turn::kFirst : Turn::kBetween);
     if (!barriers.complete()) return false;
     // Some blocks before they push and some behind it, so that the links and the own memory are busy at once.
@@ -141,15 +144,16 @@ SIGNAL_DEVICE void push_windows(const ExchangeParams& p, BlockShared& shared, ui
     for (uint32_t k = 1; k < p.group.world; k++) {
       const uint32_t to = rank_after(p.group, k);
       if (!barriers.who.has(to)) continue;
-      copy<From::kOwn>(p.source[to] + start, shared.source[to], bytes_in_window(p, p.send_bytes[to], start), Stride(p.blocks[to]));
+#ifdef SIGNAL_MUTANT_PUSHES_BY_ALL_BLOCKS
+      const Stride stride;
+#else
+      const Stride stride(p.blocks[to]);
+#endif
+      copy<From::kOwn>(p.source[to] + start, shared.source[to], bytes_in_window(p, p.send_bytes[to], start), stride);
     }
     if (start == 0 && !own_first) own();
-    // Ordered: pieces are there once it is over. Peers write here again behind a start barrier only, so no other one follows.
-#ifdef SIGNAL_MUTANT_PUSHES_RELAXED
-    if (!barriers.meet(kPhaseExit, false, Turn::kBetween)) return false;
-#else
-    if (!barriers.meet(kPhaseExit, true, Turn::kBetween)) return false;
-#endif
+    // Peers write here again behind a start barrier only, so no other one follows.
+    if (!await_pushes(barriers, kPhaseExit)) return false;
     finish(barriers.who, start);
     return true;
   });
@@ -179,7 +183,9 @@ SIGNAL_COLD void push_reduce_scatter(const ExchangeParams& p) {
     if (platform::thread_id() == 0) {
       for (uint32_t r = 0; r < p.group.world; r++) slots.source[r] = r == rank ? p.source[r] + start : pushed_to(p, r);
     }
+#ifndef SIGNAL_MUTANT_NO_BLOCK_BARRIER_BEHIND_SLOTS
     platform::block_sync();
+#endif
     const uint64_t bytes = bytes_in_window(p, p.receive_bytes[rank], start);
     if (bytes != 0) reduce<T>(p.group, p.op, p.dtype, slots, Range{0, p.target[rank] + start, nullptr, bytes});
   });
@@ -208,6 +214,9 @@ struct PieceCount {
   SIGNAL_DEVICE static bool is_staged(uint64_t) { return false; }
   SIGNAL_DEVICE uint64_t place(uint32_t peer, uint64_t data) const {
     if ((data & kNobody) != 0) return data;
+#ifdef SIGNAL_MUTANT_SEAL_NOT_COMPARED
+    return uint32_t(data);
+#endif
     return data >> PiecePlace::kSealAt == p.exchange.seal[peer] ? uint32_t(data) : kNobody | kOther;
   }
 };
@@ -219,21 +228,36 @@ SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
   ExchangeParams p = counted.exchange;
   Member m(p.group, p.operation);
   PieceBarriers barriers(m, shared);
-  begin(m, barriers);
   const PieceCount message{counted};
+#ifdef SIGNAL_MUTANT_COUNTS_READ_EARLY
+  (void)message.of(p.group.rank);
+#endif
+  begin(m, barriers);
+  // The first barrier heeds the abort word, and staging comes behind it: all threads know here of what one has read, or a rank that
+  // has nothing staged would tell its peers that it has.
+  (void)may_stage(m);
   barriers.who.mask = ((1u << p.group.world) - 1) & ~(1u << p.group.rank);
   barriers.publish(message, false, Turn::kFirst);
   if (!barriers.complete()) return;
   SIGNAL_NO_UNROLL
   for (uint32_t r = 0; r < p.group.world; r++) {
     const uint64_t sent = message.of(r) * counted.element_bytes, received = shared.source[r] * counted.element_bytes;
+#ifdef SIGNAL_MUTANT_COUNTS_UNBOUNDED
+    p.send_bytes[r] = sent, p.receive_bytes[r] = received;
+#else
     p.send_bytes[r] = sent < p.send_bytes[r] ? sent : p.send_bytes[r];
     p.receive_bytes[r] = received < p.receive_bytes[r] ? received : p.receive_bytes[r];
+#endif
     if (platform::block_id() == 0 && platform::thread_id() == 0) {
       platform::store(reinterpret_cast<uint32_t*>(counted.received_counts) + r, uint32_t(shared.source[r]));
     }
   }
-  exchange_windows(p, m, barriers, Turn::kBetween, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
+#ifdef SIGNAL_MUTANT_COUNTED_BEGINS_AGAIN
+  constexpr Turn kTurn = Turn::kFirst;
+#else
+  constexpr Turn kTurn = Turn::kBetween;  // behind the block barrier all threads have read the counts
+#endif
+  exchange_windows(p, m, barriers, kTurn, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
     keep_pieces(p, shared, partners, start);
   });
 }

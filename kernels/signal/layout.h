@@ -103,6 +103,7 @@ static_assert(sizeof(HostControl) == 112, "layout");
 enum Status : uint32_t { kRunning = 0, kExpired = 1, kWoken = 2, kRequested = 3, kMismatch = 4 };
 
 constexpr uint64_t kAbortRaised = uint64_t(1) << 63;
+constexpr uint64_t kAbortReported = 1;  // alone: another kernel of this rank is about to raise its word here, or has
 constexpr uint64_t kAbortMismatch = uint64_t(1) << 62;  // ranks make different calls: nobody is late
 
 }  // namespace signal_comm

@@ -33,6 +33,25 @@ struct PushShared {
   BlockShared slots;   // where each rank's packs are that are reduced here
 };
 
+// Behind it is here what the peers have pushed; false: the kernel must leave now. The release is behind what this block has pushed, and
+// pairs with the peer's acquire, before it reads that or ends.
+template <class Barriers>
+SIGNAL_DEVICE bool await_pushes(Barriers& barriers, uint32_t phase) {
+#ifdef SIGNAL_MUTANT_PUSHES_NOT_AWAITED
+  if (phase == kPhaseExit) return true;
+#endif
+#ifdef SIGNAL_MUTANT_SHARDS_NOT_AWAITED
+  if (phase == kPhaseMiddle) return true;
+#endif
+#ifdef SIGNAL_MUTANT_PUSHES_RELAXED
+  if (phase == kPhaseExit) return barriers.meet(phase, false, Turn::kBetween);
+#endif
+#ifdef SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER
+  if (phase == kPhaseMiddle) return barriers.meet(phase, false, Turn::kBetween);
+#endif
+  return barriers.meet(phase, true, Turn::kBetween);
+}
+
 // Peers have read this rank's memory: its owner may overwrite it. Nothing was published since the last barrier.
 template <class Barriers>
 SIGNAL_DEVICE bool exit_barrier(Barriers& barriers, Turn turn) {

@@ -149,6 +149,11 @@ SIGNAL_DEVICE bool claim_report(const Member& m) {
   // Relaxed: the host looks behind the end of the kernel, which orders it.
   platform::store_relaxed(&m.host()->leaving, 1u);
 #endif
+#ifndef SIGNAL_MUTANT_LEAVES_WITHOUT_RAISING
+  // And whoever reports may have yet to raise the rank's abort word, without which this domain's next kernel would stage, or ask to be
+  // pushed to, where a peer is still in the call that this one leaves. Relaxed: the stream orders the two kernels.
+  platform::store_relaxed(m.abort_word(), kAbortReported);
+#endif
   return false;
 }
 
@@ -185,6 +190,7 @@ SIGNAL_COLD void report_other(const GroupParams& g, uint32_t operation, uint32_t
 template <class Look>
 SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, Look look) {
   const GroupParams& g = m.group;
+  uint64_t word = platform::load_relaxed(m.abort_word());  // before the claim: whoever comes behind it stores there
   if (!claim_report(m)) return;
   HostControl* const host = m.host();
   FaultRecord& record = host->record;
@@ -199,8 +205,7 @@ SIGNAL_DEVICE void report_fault(const Member& m, uint32_t phase, uint32_t late, 
   }
 
   uint32_t status = kWoken;
-  uint64_t word = platform::load_relaxed(m.abort_word());
-  if (word == 0) {
+  if ((word & kAbortRaised) == 0) {
     const bool requested = platform::load_relaxed(&host->abort_request) != 0;
     status = requested ? kRequested : kExpired;
     word = raised_word(g, requested ? 0 : late, platform::load_relaxed(m.sequence_word()));

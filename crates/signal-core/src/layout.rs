@@ -139,7 +139,8 @@ pub struct Control {
     pub rank: u32,
     /// Taken (0 to 1) by the one block of this rank that writes the fault record.
     pub claim: u32,
-    /// The abort word, written by this rank and by peers; see [`AbortWord`]. 0 is "not raised".
+    /// The abort word, written by this rank and by peers; see [`AbortWord`]. 0 is "not raised"; 1, for
+    /// this rank alone, that a kernel has left whose fault another domain's kernel is about to raise, or has raised.
     pub abort: u64,
     /// Calls begun on each domain. Local; written by thread 0 of block 0.
     pub sequence: [u32; NUM_BARRIER_DOMAINS],
