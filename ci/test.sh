@@ -4,10 +4,10 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images tests quickstart example tsan model mutants; --full adds the long forms: archs long asan bindings package.
+# Stages: fmt clippy docs images machine_code tests quickstart example tsan model mutants; --full adds the long forms: archs long asan bindings package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-STAGES=(fmt clippy docs images tests quickstart example tsan model mutants)
+STAGES=(fmt clippy docs images machine_code tests quickstart example tsan model mutants)
 LONG_STAGES=(archs long asan bindings package)
 # Of the short stages together.
 LIMIT=$((30 * 60))
@@ -46,6 +46,11 @@ stage_docs() {
 
 stage_images() {
   cargo build --workspace --no-default-features --features "$FEATURES"
+}
+
+# The AMD image in disassembly, and builds of it that were weakened on purpose.
+stage_machine_code() {
+  cargo test -p signal-comm --no-default-features --features "$FEATURES" --test machine_code
 }
 
 # With the default features: the suites of the GPU backends need GPUs. What a user meets without one is tried too.
@@ -103,7 +108,9 @@ stage_mutants() {
 
 # The images as users get them; the short stages make do with one architecture each.
 stage_archs() {
-  SIGNAL_CUDA_ARCHS='' AMDGPU_TARGETS='' cargo build --workspace --no-default-features --features "$FEATURES"
+  export SIGNAL_CUDA_ARCHS='' AMDGPU_TARGETS=''
+  cargo build --workspace --no-default-features --features "$FEATURES"
+  cargo test -p signal-comm --no-default-features --features "$FEATURES" --test machine_code -- every_kernel
 }
 
 stage_long() {
@@ -192,6 +199,9 @@ obstacle() {
     fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
     clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
     tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
+    machine_code)
+      have clang++-19 || have clang++ || { say "no clang++" && return; }
+      have llvm-objdump-19 || have llvm-objdump || say "no llvm-objdump" ;;
     model)
       have "${CXX:-c++}" || { say "no C++ compiler" && return; }
       have spin || say "no spin" ;;
