@@ -162,10 +162,11 @@ compile_kernels() {
 build() {
   have "$CXX" || die "no C++ compiler"
   mkdir -p "$OUT"
-  local source
-  for source in "${SOURCES[@]}"; do compile "$OUT/$source.o" "$source" -O2; done
-  compile_kernels "$OUT" ordered
-  compile_kernels "$OUT" relaxed
+  local source pid pids=()
+  compile_kernels "$OUT" ordered & pids+=($!)
+  compile_kernels "$OUT" relaxed & pids+=($!)
+  for source in "${SOURCES[@]}"; do compile "$OUT/$source.o" "$source" -O2 & pids+=($!); done
+  for pid in "${pids[@]}"; do wait "$pid" || die "the model does not compile"; done
   "$CXX" "$OUT"/*.o -o "$OUT/model"
 }
 
@@ -225,40 +226,54 @@ run_scenarios() {
     exit ${failed:-0}' "$OUT/model" $SECONDS_LIMIT {}
 }
 
-# run_spin KIND: the models that must pass, or those that must fail.
+# run_spin_model KIND MODEL EXPECTED DEFINES
+run_spin_model() {
+  local kind=$1 model=$2 expected=$3 defines=$4 start=$SECONDS result states folder log
+  folder="$OUT/spin/$model${defines//[^A-Za-z0-9_=]/}"
+  log="$folder/log"
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  (
+    model_file="$PWD/docs/models/$model.pml"
+    cd "$folder"
+    # shellcheck disable=SC2046,SC2086 # none or several defines
+    spin -a $defines "$model_file" >/dev/null
+    "${CC:-cc}" -w $([ "$kind" = pass ] && say -O2 || say -O0) -DSAFETY -DCOLLAPSE -DMEMLIM=3000 -o pan pan.c
+    ./pan -m2000000 -w24 >log 2>&1 || true
+  )
+  result=incomplete
+  if grep -q "errors: 1" "$log"; then
+    result=fail
+  elif grep -q "errors: 0" "$log" && ! grep -qiE "depth too small|memory limit|out of memory" "$log"; then
+    result=pass
+  fi
+  states=$(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$log" | head -n 1)
+  if [ $result = "$expected" ]; then
+    say "spin: $model $defines: ${expected}, as it should, $states states, $((SECONDS - start)) s"
+  else
+    tail -n 5 "$log"
+    say "SPIN: $model $defines should $expected: $result, $states states"
+    return 1
+  fi
+}
+
+# run_spin KIND: the models that must pass, or those that must fail, as many at a time as there are processors.
 run_spin() {
-  local kind=$1 row model expected defines start result states folder log failed=0
+  local kind=$1 row model expected defines running=0 failed=0
   for row in "${SPIN[@]}"; do
     read -r model expected defines <<<"$row"
     if [ "$expected" != "$kind" ] || ! chosen "$model"; then continue; fi
     have spin || die "spin is not installed (ci/install.sh brings it)"
-    start=$SECONDS
-    folder="$OUT/spin/$model${defines//[^A-Za-z0-9_=]/}"
-    log="$folder/log"
-    rm -rf "$folder"
-    mkdir -p "$folder"
-    (
-      model_file="$PWD/docs/models/$model.pml"
-      cd "$folder"
-      # shellcheck disable=SC2046,SC2086 # none or several defines
-      spin -a $defines "$model_file" >/dev/null
-      "${CC:-cc}" -w $([ "$kind" = pass ] && say -O2 || say -O0) -DSAFETY -DCOLLAPSE -DMEMLIM=3000 -o pan pan.c
-      ./pan -m2000000 -w24 >log 2>&1 || true
-    )
-    result=incomplete
-    if grep -q "errors: 1" "$log"; then
-      result=fail
-    elif grep -q "errors: 0" "$log" && ! grep -qiE "depth too small|memory limit|out of memory" "$log"; then
-      result=pass
+    if [ $running -ge "$(nproc)" ]; then
+      wait -n || failed=1
+      running=$((running - 1))
     fi
-    states=$(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$log" | head -n 1)
-    if [ $result = "$expected" ]; then
-      say "spin: $model $defines: ${expected}, as it should, $states states, $((SECONDS - start)) s"
-    else
-      failed=$((failed + 1))
-      tail -n 5 "$log"
-      say "SPIN: $model $defines should $expected: $result, $states states"
-    fi
+    run_spin_model "$kind" "$model" "$expected" "$defines" &
+    running=$((running + 1))
+  done
+  while [ $running -gt 0 ]; do
+    wait -n || failed=1
+    running=$((running - 1))
   done
   [ $failed -eq 0 ]
 }

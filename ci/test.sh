@@ -12,6 +12,9 @@ LONG_STAGES=(archs long asan bindings package)
 # Of the short stages together.
 LIMIT=$((30 * 60))
 
+# Each is built once.
+export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
+
 # Members with the features host, cuda and rocm, and members without.
 FEATURED=(signal-comm signal-cli)
 PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance)
@@ -87,14 +90,6 @@ TSAN_CASES=(
 
 stage_tsan() {
   cargo_test_tsan --target-dir target/tsan -- --skip processes_ "${TSAN_CASES[@]}"
-  # Kernels by another compiler.
-  local clang
-  for clang in clang++-19 clang++; do
-    have "$clang" || continue
-    CXX=$clang cargo_test_tsan --target-dir target/tsan -- barrier_probe_long lamport_words exchanges_in_graphs
-    return
-  done
-  die "no clang++"
 }
 
 # The kernels and the models of the protocol, all schedules of small cases.

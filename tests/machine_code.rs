@@ -111,7 +111,7 @@ const WEAKENED: [Weakened; 12] = [
         "a flag is not acquired",
     ),
     weakened(
-        "polls of the device's caches",
+        "flags polled in the block's caches",
         BARRIER,
         "global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM",
         "global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP",
