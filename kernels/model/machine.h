@@ -12,7 +12,7 @@ namespace model {
 
 constexpr uint32_t kMaxSlots = 64;
 constexpr uint32_t kMaxRanks = 8;
-constexpr uint32_t kSharedBytes = 128;  // of a block
+constexpr uint32_t kSharedBytes = 640;  // of a block: parameters with other sizes, behind the places, of a counted exchange
 constexpr uint32_t kMostPolled = 40;
 constexpr uint32_t kForever = 0xffffffffu;
 

@@ -579,14 +579,15 @@ Setup prepare(const Scenario& s) {
   by_waves = !s.relaxed;
   polls_per_check = s.watch_polls ? 1 : kForever;
   // No more than the calls need, since all of it is copied with each state.
-  uint32_t room = 16, slots = 1, shared = kSharedBytes / 2;
+  uint32_t room = 16, slots = 1, shared = 64;  // what the places of one barrier take
   bool counts = false, scratch = false;
   for (const Call& c : s.calls) {
     const uint32_t of_call = is_all_reduce(c) ? bytes_of(c) + 16 : is_exchange(c) ? s.world * kPieceRoom : 0;
     room = of_call > room ? of_call : room;
     slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;
     counts |= is_counted(c);
-    if (c.push) shared = kSharedBytes;
+    if (c.push && shared < 128) shared = 128;
+    if (is_counted(c)) shared = kSharedBytes;
     scratch |= c.push || c.kind == Kind::kTwoStage || c.kind == Kind::kProbe;
     for (uint32_t r = 0; r < s.world; r++) scratch |= is_staged(c, r);
   }

@@ -223,42 +223,52 @@ struct PieceCount {
 
 // The same for pieces of which each rank has the sizes, as counts of elements, in the device's memory: ranks tell each other before
 // they move anything. Where a count is more than there is room for, so much is moved as there is, and the count is delivered.
+struct CountedShared {
+  BlockShared places;
+  ExchangeParams p;  // with the sizes that the counts give: indexed, so that a copy of each thread's would lie in its stack
+};
+
 SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
-  SIGNAL_SHARED(BlockShared, shared);
-  ExchangeParams p = counted.exchange;
-  Member m(p.group, p.operation);
-  PieceBarriers barriers(m, shared);
+  SIGNAL_SHARED(CountedShared, shared);
+  const GroupParams& g = counted.exchange.group;
+  Member m(g, counted.exchange.operation);
+  PieceBarriers barriers(m, shared.places);
   const PieceCount message{counted};
 #ifdef SIGNAL_MUTANT_COUNTS_READ_EARLY
-  (void)message.of(p.group.rank);
+  (void)message.of(g.rank);
 #endif
   begin(m, barriers);
   // The first barrier heeds the abort word, and staging comes behind it: all threads know here of what one has read, or a rank that
   // has nothing staged would tell its peers that it has.
   (void)may_stage(m);
-  barriers.who.mask = ((1u << p.group.world) - 1) & ~(1u << p.group.rank);
+  barriers.who.mask = ((1u << g.world) - 1) & ~(1u << g.rank);
   barriers.publish(message, false, Turn::kFirst);
   if (!barriers.complete()) return;
-  SIGNAL_NO_UNROLL
-  for (uint32_t r = 0; r < p.group.world; r++) {
-    const uint64_t sent = message.of(r) * counted.element_bytes, received = shared.source[r] * counted.element_bytes;
+  ExchangeParams& p = shared.p;
+  if (platform::thread_id() == 0) {
+    p = counted.exchange;
+    SIGNAL_NO_UNROLL
+    for (uint32_t r = 0; r < g.world; r++) {
+      const uint64_t sent = message.of(r) * counted.element_bytes, received = shared.places.source[r] * counted.element_bytes;
 #ifdef SIGNAL_MUTANT_COUNTS_UNBOUNDED
-    p.send_bytes[r] = sent, p.receive_bytes[r] = received;
+      p.send_bytes[r] = sent, p.receive_bytes[r] = received;
 #else
-    p.send_bytes[r] = sent < p.send_bytes[r] ? sent : p.send_bytes[r];
-    p.receive_bytes[r] = received < p.receive_bytes[r] ? received : p.receive_bytes[r];
+      p.send_bytes[r] = sent < p.send_bytes[r] ? sent : p.send_bytes[r];
+      p.receive_bytes[r] = received < p.receive_bytes[r] ? received : p.receive_bytes[r];
 #endif
-    if (platform::block_id() == 0 && platform::thread_id() == 0) {
-      platform::store(reinterpret_cast<uint32_t*>(counted.received_counts) + r, uint32_t(shared.source[r]));
+      if (platform::block_id() == 0) {
+        platform::store(reinterpret_cast<uint32_t*>(counted.received_counts) + r, uint32_t(shared.places.source[r]));
+      }
     }
   }
+  platform::block_sync();
 #ifdef SIGNAL_MUTANT_COUNTED_BEGINS_AGAIN
   constexpr Turn kTurn = Turn::kFirst;
 #else
-  constexpr Turn kTurn = Turn::kBetween;  // behind the block barrier all threads have read the counts
+  constexpr Turn kTurn = Turn::kBetween;
 #endif
   exchange_windows(p, m, barriers, kTurn, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
-    keep_pieces(p, shared, partners, start);
+    keep_pieces(p, shared.places, partners, start);
   });
 }
 
