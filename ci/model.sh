@@ -103,7 +103,6 @@ MUTANTS=(
   "SIGNAL_MUTANT_LEAVES_WITHOUT_RAISING           late-domains-behind  random"
   "SIGNAL_MUTANT_COUNTS_READ_EARLY                counted-early        all"
   "SIGNAL_MUTANT_COUNTS_UNBOUNDED                 counted-more         all"
-  "SIGNAL_MUTANT_COUNTED_BEGINS_AGAIN             counted-relaxed      all"
   "SIGNAL_MUTANT_SEAL_NOT_COMPARED                mismatch-counted     all"
   "SIGNAL_MUTANT_PUBLISHES_UNSTAGED               late-counted-domains-relaxed random"
 )

@@ -262,12 +262,7 @@ SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
     }
   }
   platform::block_sync();
-#ifdef SIGNAL_MUTANT_COUNTED_BEGINS_AGAIN
-  constexpr Turn kTurn = Turn::kFirst;
-#else
-  constexpr Turn kTurn = Turn::kBetween;
-#endif
-  exchange_windows(p, m, barriers, kTurn, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
+  exchange_windows(p, m, barriers, Turn::kBetween, 0, [&](const BlockShared&, Partners partners, uint64_t start) SIGNAL_INLINE {
     keep_pieces(p, shared.places, partners, start);
   });
 }
