@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 
 use crate::cache::Key;
-use crate::toolchain::{Failure, Result, compile, env, env_path, in_path, read, run, version, write};
+use crate::hip_flags::{FLAGS, FREESTANDING};
+use crate::toolchain::{Failure, Result, at_once, compile, env, env_path, in_path, read, run, version, write};
 use crate::{Built, Image, Request, Target};
 
 const SOURCE: &str = "kernels/hip/kernels.hip";
@@ -14,20 +14,6 @@ const FILE: &str = "kernels.hipfb";
 const ARCHS: [&str; 2] = ["gfx90a", "gfx942"];
 /// Where others are chosen: what CMake's HIP packages and PyTorch's build read. The first that is set counts.
 const CHOICES: [&str; 3] = ["AMDGPU_TARGETS", "GPU_TARGETS", "PYTORCH_ROCM_ARCH"];
-
-/// One code object a run: clang joins several with a tool that distributions package apart.
-const FLAGS: [&str; 8] = [
-    "-x",
-    "hip",
-    "--cuda-device-only",
-    "--no-gpu-bundle-output",
-    "-O3",
-    "-std=c++17",
-    "-ffp-contract=off",
-    "-Ikernels",
-];
-/// Without HIP's headers and device libraries; the kernels use builtins only.
-const FREESTANDING: [&str; 3] = ["-nogpuinc", "-nogpulib", "-DSIGNAL_FREESTANDING"];
 
 /// A compiler that may do.
 struct Candidate {
@@ -80,22 +66,11 @@ pub(crate) fn build(request: &Request) -> Result<Built> {
 
     let image = request.out.join(FILE);
     request.cache.get(&key, &image, || {
-        let objects = thread::scope(|scope| {
-            let runs: Vec<_> = archs
-                .iter()
-                .map(|arch| {
-                    let (path, flags) = (&path, &flags);
-                    scope.spawn(move || {
-                        let object = request.out.join(format!("kernels.{arch}.co"));
-                        let mut command = compiler_command(request, path, flags, arch);
-                        compile(&format!("hip ({arch})"), command.arg(SOURCE).arg("-o").arg(&object))?;
-                        Ok((arch.as_str(), read(&object)?))
-                    })
-                })
-                .collect();
-            let join =
-                |run: thread::ScopedJoinHandle<'_, _>| run.join().unwrap_or_else(|_| Err("a thread panicked".into()));
-            runs.into_iter().map(join).collect::<Result<Vec<_>>>()
+        let objects = at_once(archs.iter(), |arch| {
+            let object = request.out.join(format!("kernels.{arch}.co"));
+            let mut command = compiler_command(request, &path, &flags, arch);
+            compile(&format!("hip ({arch})"), command.arg(SOURCE).arg("-o").arg(&object))?;
+            Ok((arch.as_str(), read(&object)?))
         })?;
         write(&image, bundle(&objects))
     })?;

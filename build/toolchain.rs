@@ -3,9 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 /// Errors end the build with their text.
 pub(crate) type Result<T> = std::result::Result<T, String>;
+
+/// Does something with each item, all of them at once; the results are in the items' order.
+pub(crate) fn at_once<I: Send, T: Send>(
+    items: impl Iterator<Item = I>,
+    act: impl Fn(I) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    thread::scope(|scope| {
+        let act = &act;
+        let running: Vec<_> = items.map(|item| scope.spawn(move || act(item))).collect();
+        let join =
+            |run: thread::ScopedJoinHandle<'_, _>| run.join().unwrap_or_else(|_| Err("a thread panicked".into()));
+        running.into_iter().map(join).collect()
+    })
+}
 
 /// An environment variable, empty if unset; the script runs again when it changes.
 pub(crate) fn env(name: &str) -> Result<String> {

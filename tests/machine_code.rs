@@ -3,6 +3,8 @@
 //! the orderings and widths that the sources ask for are in the code, not that a GPU keeps them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "clippy knows tests, but not what they call")]
 
+#[path = "../build/hip_flags.rs"]
+mod hip_flags;
 mod machine_code {
     pub(crate) mod check;
     pub(crate) mod listing;
@@ -12,8 +14,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use hip_flags::{FLAGS, FREESTANDING};
 use machine_code::check::{Spelling, faults};
-use machine_code::{check, listing};
+use machine_code::listing;
 
 /// A folder of this test's own, empty.
 fn folder(name: &str) -> PathBuf {
@@ -184,19 +187,11 @@ fn copy_kernels(to: &Path, kernel: &str) {
 }
 
 /// What is wrong with the one kernel of the copy in `folder`.
-fn compile_and_check(folder: &Path, arch: &str) -> Vec<&'static str> {
+fn compile_and_check(folder: &Path, arch: &str, spelling: Spelling) -> Vec<&'static str> {
     let clang = listing::tool("SIGNAL_CLANG", &["clang++-19", "clang++"]);
     let object = folder.join("kernels.co");
     let mut command = Command::new(clang);
-    command.current_dir(folder).args([
-        "-x",
-        "hip",
-        "--cuda-device-only",
-        "--no-gpu-bundle-output",
-        "-O3",
-        "-std=c++17",
-    ]);
-    command.args(["-ffp-contract=off", "-Ikernels", "-nogpuinc", "-nogpulib", "-DSIGNAL_FREESTANDING", "-w"]);
+    command.current_dir(folder).args(FLAGS).args(FREESTANDING).arg("-w");
     let output = command
         .arg(format!("--offload-arch={arch}"))
         .arg("kernels/hip/kernels.hip")
@@ -205,20 +200,20 @@ fn compile_and_check(folder: &Path, arch: &str) -> Vec<&'static str> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let spelling = Spelling::of(arch).unwrap();
     let kernels = listing::kernels(&object);
     assert_eq!(kernels.len(), 1);
     kernels.iter().flat_map(|(name, kernel)| faults(name, kernel, spelling)).collect()
 }
 
 fn weakened_builds_are_found(arch: &str) {
+    let spelling = Spelling::of(arch).unwrap();
     for kernel in [BARRIER, REDUCE, WORDS] {
         let folder = folder(&format!("machine_code_{arch}_{kernel}"));
         copy_kernels(&folder, kernel);
-        assert_eq!(compile_and_check(&folder, arch), Vec::<&str>::new(), "{kernel} as it is");
+        assert_eq!(compile_and_check(&folder, arch, spelling), Vec::<&str>::new(), "{kernel} as it is");
     }
     for (number, case) in WEAKENED.iter().enumerate() {
-        if case.of_stores && !check::Spelling::of(arch).unwrap().has_scoped_stores() {
+        if case.of_stores && !spelling.has_scoped_stores() {
             continue;
         }
         let folder = folder(&format!("machine_code_{arch}_{number}"));
@@ -227,7 +222,7 @@ fn weakened_builds_are_found(arch: &str) {
         let text = fs::read_to_string(&file).unwrap();
         assert!(text.contains(case.from), "{}: {} is not there to be weakened", case.what, case.from);
         fs::write(&file, text.replace(case.from, case.to)).unwrap();
-        let found = compile_and_check(&folder, arch);
+        let found = compile_and_check(&folder, arch, spelling);
         assert!(found.contains(&case.fault), "{arch}, {}: found {found:?}, not `{}`", case.what, case.fault);
         println!("{arch}, {}: {found:?}", case.what);
     }

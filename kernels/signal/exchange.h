@@ -221,13 +221,13 @@ struct PieceCount {
   }
 };
 
-// The same for pieces of which each rank has the sizes, as counts of elements, in the device's memory: ranks tell each other before
-// they move anything. Where a count is more than there is room for, so much is moved as there is, and the count is delivered.
 struct CountedShared {
   BlockShared places;
   ExchangeParams p;  // with the sizes that the counts give: indexed, so that a copy of each thread's would lie in its stack
 };
 
+// The same for pieces of which each rank has the sizes, as counts of elements, in the device's memory: ranks tell each other before
+// they move anything. Where a count is more than there is room for, so much is moved as there is, and the count is delivered.
 SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
   SIGNAL_SHARED(CountedShared, shared);
   const GroupParams& g = counted.exchange.group;

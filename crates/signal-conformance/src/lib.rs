@@ -17,7 +17,8 @@
 //!
 //! # How it is driven
 //! Mostly one thread enqueues for all ranks, as an engine would; some cases have a thread a rank. Cases run one at a
-//! time, whatever the harness does: they share the devices, and some watch the clock. Each communicator has a short
+//! time, whatever the harness does, on GPUs, which they share, and where they watch the clock; others run beside each other on the host
+//! as the harness likes. Each communicator has a short
 //! deadline, and a watchdog ends the process if a case still hangs. With fewer devices than ranks, ranks share devices.
 //!
 //! `SIGNAL_TEST_SCALE` (1 by default) multiplies the number of rounds: below 1 for sanitizers, above for soaking.
