@@ -2,11 +2,14 @@
 // ratios to these, taken in the same job. Build: nvcc -std=c++17 -O3 -arch=sm_90 -o floor benches/floor.cu; run: ./floor
 //
 // Two ranks, on two GPUs or side by side on one. bf16 sum. Each number is microseconds per call inside a graph of 50
-// calls: median of the graphs, the slower rank, best grid of a sweep.
+// calls: median of the graphs, the slower rank, best grid of a sweep. --brief: a few sizes; --copies: copies alone, up to 256 MiB.
 //
 //   pull    barrier (relaxed), read both inputs, add, write, barrier: the one-stage floor
 //   push    Lamport exchange with early launch: the small-message floor
-//   copy    device-to-device copy of as many bytes (for the rate: read and written)
+//   copy    device-to-device copy of as many bytes by one rank (for the rate: read and written)
+//   both    the same by both ranks at once
+//   write   both ranks copy to the peer's memory at once; on two GPUs alone, like the next
+//   read    both ranks copy from the peer's memory at once
 //   empty   a kernel that does nothing
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -17,6 +20,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 static void check(cudaError_t e, const char* what) {
@@ -126,8 +130,18 @@ __global__ void __launch_bounds__(1024) push(const __grid_constant__ Push p) {
   }
 }
 
+template <int kUnroll>
 __global__ void __launch_bounds__(512) copy(const Words* from, Words* to, uint32_t packs) {
-  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < packs; i += gridDim.x * blockDim.x) to[i] = from[i];
+  const uint32_t step = gridDim.x * blockDim.x;
+  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < packs; i += step * kUnroll) {
+    Words words[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; k++)
+      if (i + k * step < packs) words[k] = from[i + k * step];
+#pragma unroll
+    for (int k = 0; k < kUnroll; k++)
+      if (i + k * step < packs) to[i + k * step] = words[k];
+  }
 }
 
 __global__ void empty() {}
@@ -202,11 +216,31 @@ struct Best {
   }
 };
 
+static int copies(Words* const (&input)[2], Words* const (&output)[2], size_t most) {
+  std::printf("%10s %9s %-10s %9s %-10s %9s %-10s %9s %-10s\n", "bytes", "copy", "", "both", "", "write", "", "read", "");
+  for (size_t bytes = size_t(4) << 20; bytes <= most; bytes *= 2) {
+    std::printf("%10zu", bytes);
+    for (int kind = 0; kind < (devices > 1 ? 4 : 2); kind++) {
+      Best best;
+      for (int blocks : {64, 132, 264, 528}) {
+        for (const auto& [kernel, note] : {std::pair{copy<1>, ""}, std::pair{copy<8>, "*8"}}) {
+          best.offer(measure(kind == 0 ? 1 : 2, 10, 10, [&, kernel = kernel](int r) {
+            kernel<<<blocks, 512, 0, streams[r]>>>(input[kind == 3 ? 1 - r : r], output[kind == 2 ? 1 - r : r], bytes / 16);
+          }), blocks, 512, note);
+        }
+      }
+      std::printf(" %9.2f %-10s", best.us, best.grid.c_str());
+    }
+    std::printf("\n");
+  }
+  return 0;
+}
+
 int main(int argc, char** argv) {
-  const bool brief = argc > 1 && std::string(argv[1]) == "--brief";
+  const bool brief = argc > 1 && std::string(argv[1]) == "--brief", only_copies = argc > 1 && std::string(argv[1]) == "--copies";
   check(cudaGetDeviceCount(&devices), "devices");
   devices = std::min(devices, 2);
-  const size_t bytes = size_t(64) << 20;
+  const size_t bytes = size_t(only_copies ? 256 : 64) << 20;
   const uint32_t stride = 65536;
   Words *input[2], *output[2], *region[2];
   uint32_t *state[2], *counter[2], *words[2];
@@ -228,6 +262,7 @@ int main(int argc, char** argv) {
   const auto pull_params = [&](int r, uint32_t packs) { return Pull{counter[r], words[r], words[1 - r], input[0], input[1], output[r], packs}; };
 
   std::printf("# floors: %d GPU(s), us per call; best grid\n", devices);
+  if (only_copies) return copies(input, output, bytes);
   std::printf("empty %.3f\n", measure(1, kCalls, 20, [&](int r) { empty<<<1, 32, 0, streams[r]>>>(); }));
   std::printf("%10s %9s %-14s %9s %-10s %9s %-10s\n", "bytes", "pull", "", "push", "", "copy", "");
   for (size_t b = 2048; b <= bytes; b *= 2) {
@@ -259,7 +294,7 @@ int main(int argc, char** argv) {
             check(cudaLaunchKernelEx(&config, push, Push{region[r], region[1 - r], state[r], input[r], output[r], packs, stride, uint32_t(r)}), "push");
           }), blocks, threads);
         }
-        if (threads == 512) best_copy.offer(measure(1, calls, graphs, [&](int r) { copy<<<blocks, threads, 0, streams[r]>>>(input[r], output[r], packs); }), blocks, threads);
+        if (threads == 512) best_copy.offer(measure(1, calls, graphs, [&](int r) { copy<1><<<blocks, threads, 0, streams[r]>>>(input[r], output[r], packs); }), blocks, threads);
       }
     }
     std::printf("%10zu %9.2f %-14s ", b, best_pull.us, best_pull.grid.c_str());

@@ -55,6 +55,7 @@ fi
 
 # Floors and benchmark in one job: absolute times of different jobs do not compare.
 step floor 120 ./floor --brief
+step floor-copies 60 ./floor --copies
 if wanted bench; then
   # Kind, memory, algorithm, largest message, sets of buffers, and how calls are timed.
   while read -r kind memory algorithm most sets how; do

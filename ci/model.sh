@@ -65,6 +65,7 @@ MUTANTS=(
   "SIGNAL_MUTANT_LINES_COUNT_WRAPS_LATE        lines-wrap           all"
   "SIGNAL_MUTANT_LINES_WRAP_RELAXED            lines-wrap           all"
   "SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS      lines-wrap-blocks-3  random"
+  "SIGNAL_MUTANT_LINES_WRAP_ARRIVES_RELAXED    lines-reduce-wrap-blocks  all"
   "SIGNAL_MUTANT_LINES_GIVE_UP_AS_IS           late-lines           random"
   "SIGNAL_MUTANT_LINE_LOOKED_AT_AGAIN          late-lines-blocks    random"
   "SIGNAL_MUTANT_TWO_SHOT_CLEARED_RELAXED         two-shot             all"
@@ -304,15 +305,13 @@ elif [ -n "$minutes" ]; then
     seed=$((seed + 1000000000))
   done
 else
+  mapfile -t all < <("$OUT/model" --list)
   scenarios=()
-  for name in "${names[@]}"; do
-    if "$OUT/model" --list | grep -qx -- "$name"; then scenarios+=("$name"); fi
+  for name in "${all[@]}"; do
+    if chosen "$name"; then scenarios+=("$name"); fi
   done
   if [ ${#names[@]} -eq 0 ]; then "$OUT/model" --litmus || failed=1; fi
-  if [ ${#names[@]} -eq 0 ] || [ ${#scenarios[@]} -gt 0 ]; then
-    [ ${#scenarios[@]} -gt 0 ] || mapfile -t scenarios < <("$OUT/model" --list)
-    run_scenarios || failed=1
-  fi
+  if [ ${#scenarios[@]} -gt 0 ]; then run_scenarios || failed=1; fi
   run_spin pass || failed=1
 fi
 say "model: $((SECONDS - begin)) s"

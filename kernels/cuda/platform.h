@@ -25,6 +25,8 @@ constexpr bool kAlwaysOrdered = false;
 constexpr uint32_t kMinBlockThreads = 32;  // the host launches no smaller blocks
 constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;    // a poll of local memory takes about 0.3 us, so a check comes after 80 us
+constexpr uint32_t kChecksPerAsk = 64;      // so within 5 ms
+constexpr uint32_t kWaveThreads = 32;
 constexpr uint32_t kMaxBlockThreads = 512;
 constexpr uint32_t kBlocksPerUnit = 2;  // of that many threads, on a multiprocessor: 65,536 registers leave 64 a thread
 
@@ -80,6 +82,8 @@ template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { return load_pack_peer
 // Counts up, mostly by one, and gives what was there. Relaxed suffices: what it tells, that the block has read the state, its thread knows
 // from the values read; and a store that depends on the result comes after it.
 SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by = 1) { uint32_t v; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(v) : "l"(global(p)), "r"(by) : "memory"); return v; }
+// The same, behind all that this block did and before all that it does next: whoever comes last comes behind all others.
+SIGNAL_DEVICE uint32_t arrive_ordered(uint32_t* p) { uint32_t v; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(global(p)) : "memory"); return v; }
 
 #if __CUDA_ARCH__ >= 900
 SIGNAL_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -27,6 +27,8 @@ constexpr bool kAlwaysOrdered = true;
 constexpr uint32_t kMinBlockThreads = 32;  // the host launches no smaller blocks
 constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;
+constexpr uint32_t kChecksPerAsk = 64;
+constexpr uint32_t kWaveThreads = 32;  // or 64: then two numbers fall to one
 constexpr uint32_t kMaxBlockThreads = 512;
 
 SIGNAL_DEVICE uint32_t thread_id() { return __builtin_amdgcn_workitem_id_x(); }
@@ -71,6 +73,7 @@ template <class P> SIGNAL_DEVICE void send_pack(P* p, const P& v) { uint64_t* q 
 template <class P> SIGNAL_DEVICE P poll_pack(const P* p) { const uint64_t* q = reinterpret_cast<const uint64_t*>(p); const uint64_t a = load_relaxed(q), b = load_relaxed(q + 1); return P{{uint32_t(a), uint32_t(a >> 32), uint32_t(b), uint32_t(b >> 32)}}; }
 
 SIGNAL_DEVICE uint32_t arrive(uint32_t* p, uint32_t by = 1) { return __hip_atomic_fetch_add(global(p), by, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+SIGNAL_DEVICE uint32_t arrive_ordered(uint32_t* p) { return __hip_atomic_fetch_add(global(p), 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT); }
 
 SIGNAL_DEVICE void wait_for_earlier() {}
 SIGNAL_DEVICE void allow_next() {}

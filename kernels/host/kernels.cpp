@@ -5,7 +5,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
-#include "../signal/lines.h"
+#include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
 

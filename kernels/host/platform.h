@@ -31,6 +31,8 @@ constexpr bool kAlwaysOrdered = true;
 constexpr uint32_t kMinBlockThreads = 1;
 constexpr bool kTestHooks = true;
 constexpr uint32_t kPollsPerCheck = 64;  // each poll yields, so a check comes after tens of microseconds at least
+constexpr uint32_t kChecksPerAsk = 1;    // its memory is the device's
+constexpr uint32_t kWaveThreads = 1;
 
 struct BlockState {
   uint32_t arrived;
@@ -96,6 +98,7 @@ template <class P> void send_pack(P* p, const P& v) { uint64_t h[2]; memcpy(h, &
 template <class P> P poll_pack(const P* p) { const uint64_t* q = reinterpret_cast<const uint64_t*>(p); const uint64_t h[2] = {__atomic_load_n(q, kAcquire), __atomic_load_n(q + 1, kAcquire)}; P v; memcpy(&v, h, 16); return v; }
 
 inline uint32_t arrive(uint32_t* p, uint32_t by = 1) { return __atomic_fetch_add(p, by, __ATOMIC_ACQ_REL); }
+inline uint32_t arrive_ordered(uint32_t* p) { return arrive(p); }
 
 inline void wait_for_earlier() {}
 inline void allow_next() {}

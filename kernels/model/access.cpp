@@ -172,7 +172,7 @@ void write_place(uint32_t place, uint64_t value, bool release, uint32_t* age) {
   }
 }
 
-uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds) {
+uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds, bool ordered) {
   Memory& m = world.memory;
   m.touch(running().knows, slot());
   const uint32_t place = map.find(at, bytes);
@@ -196,7 +196,13 @@ uint64_t modify(uint64_t at, uint32_t bytes, uint64_t operand, bool adds) {
   apply_read(place, found);
   Knowledge& k = running().knows;
   Message message{adds ? uint32_t(found.value + operand) : operand, at_time, below, 0, 0, 0, uint8_t(slot()), true, ++world.steps};
-  message.view = m.copy_view(released_copy(k));
+  if (ordered) {
+    m.learn(k, found.view);
+    k.now_copy = kNoId;  // with this thread's latest writes
+    message.view = m.copy_view(by_waves ? own_view(k) : now_copy(k));
+  } else {
+    message.view = m.copy_view(released_copy(k));
+  }
   m.join(message.view, found.view);
   if (lenient) message.now = now_copy(k), message.before = k.before;
   const Id id = m.new_message();
@@ -308,8 +314,8 @@ void write_words(void* p, const uint32_t* from) {
   }
 }
 
-uint32_t add(uint32_t* at, uint32_t value) { return uint32_t(modify(reinterpret_cast<uint64_t>(at), 4, value, true)); }
-uint32_t exchange(uint32_t* at, uint32_t value) { return uint32_t(modify(reinterpret_cast<uint64_t>(at), 4, value, false)); }
+uint32_t add(uint32_t* at, uint32_t value, bool ordered) { return uint32_t(modify(reinterpret_cast<uint64_t>(at), 4, value, true, ordered)); }
+uint32_t exchange(uint32_t* at, uint32_t value) { return uint32_t(modify(reinterpret_cast<uint64_t>(at), 4, value, false, false)); }
 
 void acquire(const void* p) {
   Memory& m = world.memory;

@@ -279,6 +279,11 @@ void add_lines(List& l) {
   Scenario& wrap = l.add("lines-wrap", 2, {each, each, lines_move(Pieces::kEach, 4, 1, 1), lines_move(Pieces::kEach, 4, 1, 1)});
   wrap.lines = kLastLines - 1;
   wrap.old_lines = true;
+  // In place, with blocks that have loaded what another then overwrites.
+  const Call by_two = in_place(lines_reduce(Pieces::kSame, 4, 2, 1));
+  Scenario& wrap_blocks = l.add("lines-reduce-wrap-blocks", 2, {by_two});
+  wrap_blocks.lines = kLastLines;
+  wrap_blocks.old_lines = true;
   Scenario& wrap_of_sums = l.add("lines-reduce-wrap", 2, {sum, sum, sum});
   wrap_of_sums.lines = kLastLines;
   wrap_of_sums.old_lines = true;

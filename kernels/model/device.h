@@ -18,7 +18,7 @@ void* shared_memory(size_t bytes);
 // Atomic accesses, relaxed unless they say so.
 uint64_t read(const void* at, uint32_t bytes);
 void write(void* at, uint32_t bytes, uint64_t value, bool release);
-uint32_t add(uint32_t* at, uint32_t value);
+uint32_t add(uint32_t* at, uint32_t value, bool ordered = false);  // ordered: it releases and acquires
 uint32_t exchange(uint32_t* at, uint32_t value);
 void read_words(const void* at, uint32_t* to);           // four of 32 bits, each by itself
 void write_words(void* at, const uint32_t* from);        // likewise

@@ -13,7 +13,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
-#include "../signal/lines.h"
+#include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
 
@@ -51,6 +51,7 @@ extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
     {"reduce_scatter_f32", run<ExchangeParams, reduce_scatter<F32>>},
     {"reduce_scatter_bf16", run<ExchangeParams, reduce_scatter<Bf16>>},
     {"lines_move", run<ExchangeParams, lines_move>},
-    {"lines_reduce", run<ExchangeParams, lines_reduce>},
+    {"lines_reduce_f32", run<ExchangeParams, lines_reduce<F32>>},
+    {"lines_reduce_any", run<ExchangeParams, lines_reduce<Any>>},
     {nullptr, nullptr},
 };

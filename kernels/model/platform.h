@@ -32,6 +32,8 @@ constexpr uint32_t kMinBlockThreads = 1;
 #endif
 constexpr bool kTestHooks = false;
 static const uint32_t& kPollsPerCheck = ::model::polls_per_check;
+constexpr uint32_t kChecksPerAsk = 1;
+constexpr uint32_t kWaveThreads = 1;
 
 inline uint32_t thread_id() { return ::model::self.thread; }
 inline uint32_t block_id() { return ::model::self.block; }
@@ -77,7 +79,8 @@ template <class P> void store_pack(P* p, const P& v) { ::model::store(p, &v, siz
 template <class P> void send_pack(P* p, const P& v) { ::model::write_words(p, v.word); }
 template <class P> P poll_pack(const P* p) { P v; ::model::read_words(p, v.word); return v; }
 
-inline uint32_t arrive(uint32_t* p, uint32_t by = 1) { return ::model::add(p, by); }
+inline uint32_t arrive(uint32_t* p, uint32_t by = 1) { return ::model::add(p, by, false); }
+inline uint32_t arrive_ordered(uint32_t* p) { return ::model::add(p, 1, true); }
 
 inline void wait_for_earlier() { ::model::wait_for_earlier(); }
 inline void allow_next() { ::model::allow_next(); }

@@ -343,6 +343,12 @@ ExchangeParams exchange_params(const Call& c, uint32_t rank, const GroupParams& 
   p.banks = kControlOffset + offsetof(Control, line_banks) + c.domain * 2 * kMaxGpus * kLineSlotBytes;
   if (is_staged(c, rank)) p.group.flags |= kFlagStaged;
   if (c.push) p.group.flags |= kFlagPush;
+  bool whole = goes_by_lines(c);
+  for (uint32_t r = 0; r < now->world; r++) {
+    whole = whole && (p.send_bytes[r] == 0 || (p.source[r] | p.send_bytes[r]) % 8 == 0);
+    whole = whole && (p.receive_bytes[r] == 0 || (p.target[r] | p.receive_bytes[r]) % 8 == 0);
+  }
+  if (whole) p.group.flags |= kFlagWhole;
   p.operation = c.kind == Kind::kReduceScatter ? kOpReduceScatter : c.kind == Kind::kLinesReduce ? kOpAllReduceLines : kOpAllToAll;
   if (is_counted(c)) p.operation = kOpAllToAllCounted;
   p.op = kReduceSum;
@@ -398,7 +404,7 @@ void launch_call(uint32_t rank, uint32_t number) {
         return start("move_counted", &counted, sizeof counted);
       }
       if (c.kind == Kind::kLinesMove) kernel = "lines_move";
-      if (c.kind == Kind::kLinesReduce) kernel = "lines_reduce";
+      if (c.kind == Kind::kLinesReduce) kernel = c.type == 'b' ? "lines_reduce_any" : "lines_reduce_f32";
       return start(kernel, &p, sizeof p);
     }
     default: break;

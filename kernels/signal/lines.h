@@ -7,7 +7,8 @@
 // lines left this rank after its kernel that read the bank had ended.
 //
 // A line of 2^32 calls ago would look like one of today. So before the epoch starts anew, and once it has, a call clears the
-// other bank before it sends anything: peers write there only once they have heard from this call.
+// other bank before it sends anything: peers write there only once they have heard from this call. One block does all of such a
+// call, the last that has read the state: no other has anything left to read of the input, which may be the output too.
 #pragma once
 
 #include "barrier.h"
@@ -30,7 +31,11 @@ constexpr uint32_t kLastCount = 0xfffffffdu;  // of an even number, so that the 
 
 SIGNAL_DEVICE uint32_t next_count(uint32_t count) { return count == kLastCount ? 0 : count + 1; }
 
-// What a thread knows of a call by lines.
+SIGNAL_DEVICE LineState* line_state(const GroupParams& g) {
+  return at<LineState>(g.control, offsetof(Control, line_state) + g.domain * uint32_t(sizeof(LineState)));
+}
+
+// What a thread knows of a call by lines, once it knows how many there were.
 struct LineCall {
   const ExchangeParams& p;
   uint32_t count;    // of calls before it
@@ -39,23 +44,13 @@ struct LineCall {
   uint32_t first;    // this thread's number among them
   uint32_t arrived;  // kNoCount; of a block's first thread: blocks that had read the state before it
 
-  SIGNAL_DEVICE explicit LineCall(const ExchangeParams& params) : p(params), count(0), epoch(0), step(0), first(0), arrived(kNoCount) {}
-
-  SIGNAL_DEVICE uint64_t state_at() const {
-    return p.group.control + offsetof(Control, line_state) + p.group.domain * uint32_t(sizeof(LineState));
-  }
-
-  SIGNAL_DEVICE void start(uint32_t before) {
-    count = before;
-    epoch = before + 1;
-    // Around the wrap one block does all: it must have cleared the other bank before any of its lines leaves.
-#ifdef SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS
-    const bool alone = false;
-#else
-    const bool alone = wraps();
+  SIGNAL_DEVICE LineCall(const ExchangeParams& params, uint32_t before, uint32_t arrived_before = kNoCount)
+      : p(params), count(before), epoch(before + 1), step(platform::block_dim()), first(platform::thread_id()), arrived(arrived_before) {
+#ifndef SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS
+    if (wraps()) return;
 #endif
-    step = (alone ? 1 : platform::grid_dim()) * platform::block_dim();
-    first = platform::block_id() * platform::block_dim() + platform::thread_id();
+    first += platform::block_id() * step;
+    step *= platform::grid_dim();
   }
 
 #if defined(SIGNAL_MUTANT_LINES_NEVER_CLEARED)
@@ -66,18 +61,20 @@ struct LineCall {
   SIGNAL_DEVICE bool wraps() const { return count == 0 || count == kLastCount; }
 #endif
 
-  SIGNAL_DEVICE uint64_t bank_at(uint32_t bank) const { return p.banks + uint64_t(bank) * kMaxGpus * p.slot_bytes; }
+  // From the first bank to that of this call.
+  SIGNAL_DEVICE uint64_t bank_bytes(flag_t of) const { return uint64_t(of % kBanks) * kMaxGpus * p.slot_bytes; }
   SIGNAL_DEVICE Line* line(uint32_t at, uint32_t sender, uint32_t number) const {
-    return reinterpret_cast<Line*>(p.group.base[at] + bank_at(epoch % kBanks) + sender * p.slot_bytes + uint64_t(number) * sizeof(Line));
+    return reinterpret_cast<Line*>(p.group.base[at] + p.banks + bank_bytes(epoch) + sender * p.slot_bytes + uint64_t(number) * sizeof(Line));
   }
 
-  SIGNAL_DEVICE void send(uint32_t to, uint32_t number, uint64_t data) const {
+  SIGNAL_DEVICE void send(uint32_t to, uint32_t number, uint64_t data) const { send(line(to, p.group.rank, number), data); }
+  SIGNAL_DEVICE void send(Line* to, uint64_t data) const {
     // Relaxed: all that the reader acts on is in the line. Released around the wrap: pairs with `acquire` in `accept`, so that what
     // the peer writes behind it comes after what this call cleared.
 #ifdef SIGNAL_MUTANT_LINES_WRAP_RELAXED
-    LineWord::send(line(to, p.group.rank, number), epoch, data, false);
+    LineWord::send(to, epoch, data, false);
 #else
-    LineWord::send(line(to, p.group.rank, number), epoch, data, wraps());
+    LineWord::send(to, epoch, data, wraps());
 #endif
   }
 
@@ -120,13 +117,14 @@ SIGNAL_DEVICE void store_data(uint64_t piece, uint64_t bytes, uint32_t number, u
   store_ragged(at, pack, held);
 }
 
-// Runs through the lines of all peers' pieces as if they were one row, of which each thread has every `step`th: `visit(peer, number)`.
-// Around the wrap the other blocks have none.
+// Whether all pieces are whole lines, and aligned.
+SIGNAL_DEVICE bool is_whole(const GroupParams& g) { return (g.flags & kFlagWhole) != 0; }
+
+// Runs through the lines of all peers' pieces as if they were one row, of which each thread has every `step`th, from `number` on:
+// `visit(peer, number)`.
 template <class Visit>
-SIGNAL_DEVICE void for_each_line(const LineCall& call, const uint64_t (&bytes)[kMaxGpus], Visit visit) {
-  if (call.first >= call.step) return;
+SIGNAL_DEVICE void for_each_line(const LineCall& call, const uint64_t (&bytes)[kMaxGpus], uint32_t number, Visit visit) {
   const GroupParams& g = call.p.group;
-  uint32_t number = call.first;
   SIGNAL_NO_UNROLL
   for (uint32_t k = 1; k < g.world; k++) {
     const uint32_t peer = rank_after(g, k);
@@ -139,8 +137,7 @@ SIGNAL_DEVICE void for_each_line(const LineCall& call, const uint64_t (&bytes)[k
 
 // The same, with all peers' lines of one number for one thread: it sends them before it overwrites, in place, what they hold.
 template <class Visit>
-SIGNAL_DEVICE void for_each_number(const LineCall& call, const uint64_t (&bytes)[kMaxGpus], Visit visit) {
-  if (call.first >= call.step) return;
+SIGNAL_DEVICE void for_each_number(const LineCall& call, const uint64_t (&bytes)[kMaxGpus], uint32_t number, Visit visit) {
   const GroupParams& g = call.p.group;
   uint32_t most = 0;
   SIGNAL_NO_UNROLL
@@ -149,7 +146,7 @@ SIGNAL_DEVICE void for_each_number(const LineCall& call, const uint64_t (&bytes)
     most = lines > most ? lines : most;
   }
   SIGNAL_NO_UNROLL
-  for (uint32_t number = call.first; number < most; number += call.step) {
+  for (; number < most; number += call.step) {
     SIGNAL_NO_UNROLL
     for (uint32_t r = 0; r < g.world; r++) {
       if (r != g.rank && number < lines_of(bytes[r])) visit(r, number);
@@ -165,7 +162,7 @@ SIGNAL_DEVICE void leave_lines(const LineCall& call, uint32_t count) {
   const uint32_t last = platform::grid_dim() - 1;
 #endif
   if (platform::thread_id() != 0 || call.arrived != last) return;
-  LineState* const state = reinterpret_cast<LineState*>(call.state_at());
+  LineState* const state = line_state(call.p.group);
   platform::store_relaxed(&state->arrival, 0u);
   platform::store_relaxed(&state->count, count);
 }
@@ -202,66 +199,6 @@ SIGNAL_COLD bool wait_for_line(const LineCall& call, uint32_t peer, uint32_t num
   return false;
 }
 
-// The fault of a call that found an abort word raised.
-SIGNAL_COLD void report_stopped_lines(const LineCall& call) {
-  report_fault(Member(call.p.group, call.p.operation), kPhaseExchange, 0, [&](uint32_t) { return Seen{call.epoch, call.epoch - 1}; });
-  give_up_lines(call);
-}
-
-// What all calls by lines begin with: false, if the kernel must leave. `own` runs while the lines are on their way.
-template <bool kByNumber, class Own>
-SIGNAL_DEVICE bool send_lines(LineCall& call, Own own) {
-  const ExchangeParams& p = call.p;
-  Member m(p.group, p.operation);
-  const uint64_t state_at = platform::opaque(call.state_at());
-  begin_call(p.group);
-  const uint32_t count = platform::load_relaxed(&reinterpret_cast<const LineState*>(state_at)->count);
-  m.read();
-  call.start(count);
-  if (count == kNoCount) {
-    if (platform::thread_id() == 0) report_stopped_lines(call);
-    return false;
-  }
-  test_delay(m, kPhaseStart);
-  if (call.wraps()) {
-    if (platform::block_id() == 0) {
-      const uint64_t bank = p.group.own + call.bank_at((call.epoch + 1) % kBanks);
-      const uint32_t lines = uint32_t(p.group.world * p.slot_bytes / sizeof(Line));
-      for (uint32_t i = platform::thread_id(); i < lines; i += platform::block_dim()) {
-        platform::signal_relaxed(reinterpret_cast<Line*>(bank) + i, 0, 0);
-      }
-    }
-    platform::release_wave();
-    platform::block_sync();
-  }
-
-  // Sent also if an abort word is raised: what is sent belongs to a call that the peers may be in.
-  const auto send = [&](uint32_t peer, uint32_t number) SIGNAL_INLINE {
-    call.send(peer, number, p.send_bytes[peer] == 0 ? 0 : load_data(p.source[peer], p.send_bytes[peer], number));
-  };
-  if constexpr (kByNumber) {
-    for_each_number(call, p.send_bytes, send);
-  } else {
-    for_each_line(call, p.send_bytes, send);
-  }
-  platform::block_sync();  // the whole block has read the state
-  if (platform::thread_id() == 0) {
-    call.arrived = platform::arrive(&reinterpret_cast<LineState*>(state_at)->arrival);
-    if (platform::block_id() == 0) m.count_call();
-  }
-  if (m.abort != 0) {
-    report_stopped_lines(call);
-    return false;
-  }
-  own();
-  return true;
-}
-
-SIGNAL_DEVICE void end_lines(const LineCall& call) {
-  test_delay(Member(call.p.group, call.p.operation), kPhaseExchange);
-  leave_lines(call, next_count(call.count));
-}
-
 // A line of a peer, which is waited for; false: it did not come, and the kernel must leave.
 SIGNAL_DEVICE bool receive_line(const LineCall& call, uint32_t peer, uint32_t number, uint64_t& data) {
   LineWord found;
@@ -277,109 +214,77 @@ SIGNAL_DEVICE bool receive_line(const LineCall& call, uint32_t peer, uint32_t nu
   return true;
 }
 
-// Keeps every piece that is for this rank.
-SIGNAL_DEVICE void lines_move(const ExchangeParams& p) {
-  LineCall call(p);
-  const uint32_t rank = p.group.rank;
-  const bool going = send_lines<false>(call, [&] {
-    if (p.source[rank] != p.target[rank]) copy<From::kOwn>(p.source[rank], p.target[rank], p.receive_bytes[rank], Stride());
-  });
-  if (!going) return;
-  bool alive = true;
-  for_each_line(call, p.receive_bytes, [&](uint32_t peer, uint32_t number) SIGNAL_INLINE {
-    uint64_t data = 0;
-    alive = alive && receive_line(call, peer, number, data);
-    if (alive && p.receive_bytes[peer] != 0) store_data(p.target[peer], p.receive_bytes[peer], number, data);
-  });
-  if (alive) end_lines(call);
+// The fault of a call that found an abort word raised, or an earlier one that was given up.
+SIGNAL_COLD void report_stopped_lines(const ExchangeParams& p, uint32_t count, uint32_t arrived) {
+  const LineCall call(p, count, arrived);
+  report_fault(Member(p.group, p.operation), kPhaseExchange, 0, [&](uint32_t) { return Seen{call.epoch, call.epoch - 1}; });
+  give_up_lines(call);
 }
 
-// Line `number` of every rank, this one's among them. Several polls are on their way at once. False as in `receive_line`.
-SIGNAL_DEVICE bool receive_lines(const LineCall& call, uint32_t number, uint64_t (&data)[kMaxGpus]) {
-  const ExchangeParams& p = call.p;
-  const uint32_t rank = p.group.rank;
-  const uint64_t own = load_data(p.source[rank], p.send_bytes[rank], number);
-  uint32_t missing = ((1u << p.group.world) - 1) & ~(1u << rank);
-  with_world(p.group.world, [&](auto world) SIGNAL_INLINE {
-    constexpr uint32_t N = decltype(world)::value;
-    const Line* at[N];
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) at[r] = call.line(rank, r, number);
-    SIGNAL_NO_UNROLL
-    for (uint32_t polls = 0; missing != 0 && (!kBounded || polls < platform::kPollsPerCheck); polls++) {
-      SIGNAL_UNROLL
-      for (uint32_t r = 0; r < N; r++) {
-        if (r == rank) continue;
-        const LineWord found{platform::load_line(at[r])};
-        // Not again once it was there, for the reason that wait_for_line gives.
-        const bool take = (missing & 1u << r) != 0 && found.is(call.epoch);
-        data[r] = take ? found.data() : data[r];
-        missing &= take ? ~(1u << r) : ~0u;
-      }
-      if (missing != 0) platform::relax();
-    }
-  });
-  if (missing != 0 || call.wraps()) {
-    SIGNAL_NO_UNROLL
-    for (uint32_t r = 0; r < p.group.world; r++) {
-      if (r == rank) continue;
-      if ((missing & 1u << r) == 0) {
-        call.accept(r, number);
-        continue;
-      }
-      uint64_t found = 0;
-      if (!receive_line(call, r, number, found)) return false;
-      SIGNAL_UNROLL
-      for (uint32_t k = 0; k < kMaxGpus; k++) data[k] = k == r ? found : data[k];  // by constants, so that it stays in registers
+// The count of calls, from the state at `state_at`; with it the thread reads what all kernels read of their rank.
+SIGNAL_DEVICE uint32_t read_line_state(uint64_t state_at, Member& m) {
+  const uint32_t count = platform::load_relaxed(&reinterpret_cast<const LineState*>(state_at)->count);
+  m.read();
+  return count;
+}
+
+// Says that this block has read the state, behind a block barrier.
+SIGNAL_DEVICE void arrive_lines(LineCall& call, const Member& m, bool ordered) {
+  if (platform::thread_id() != 0) return;
+  uint32_t* const arrival = &line_state(call.p.group)->arrival;
+  call.arrived = ordered ? platform::arrive_ordered(arrival) : platform::arrive(arrival);
+  if (platform::block_id() == 0) m.count_call();
+}
+
+// Around the wrap: whether this block does all, before which it clears the other bank.
+SIGNAL_DEVICE bool takes_over(LineCall& call, const Member& m) {
+  platform::release_wave();
+  platform::block_sync();
+  // Ordered: behind what the other blocks have loaded in vain, which this one may overwrite.
+#ifdef SIGNAL_MUTANT_LINES_WRAP_ARRIVES_RELAXED
+  arrive_lines(call, m, false);
+#else
+  arrive_lines(call, m, true);
+#endif
+  const bool last = platform::block_any(platform::thread_id() == 0 && call.arrived == platform::grid_dim() - 1);
+#ifndef SIGNAL_MUTANT_LINES_WRAP_BY_ALL_BLOCKS
+  if (!last) return false;
+#endif
+  if (last) {
+    const uint64_t bank = call.p.group.own + call.p.banks + call.bank_bytes(call.epoch + 1);
+    const uint32_t lines = uint32_t(call.p.group.world * call.p.slot_bytes / sizeof(Line));
+    for (uint32_t i = platform::thread_id(); i < lines; i += platform::block_dim()) {
+      platform::signal_relaxed(reinterpret_cast<Line*>(bank) + i, 0, 0);
     }
   }
-  SIGNAL_UNROLL
-  for (uint32_t k = 0; k < kMaxGpus; k++) data[k] = k == rank ? own : data[k];
+  platform::release_wave();
+  platform::block_sync();
   return true;
 }
 
-// The reduction of what receive_lines has brought, in rank order.
-template <class T>
-SIGNAL_DEVICE uint64_t fold_lines(uint32_t op, uint32_t world, const uint64_t (&data)[kMaxGpus]) {
-  typename T::LineFold sum(op);
-  SIGNAL_UNROLL
-  for (uint32_t r = 0; r < kMaxGpus; r++) {
-    if (r >= world) break;
-    Pack pack = {};
-    set_element<uint64_t>(pack, 0, data[r]);
-    sum.add(pack);
+// A call behind the reading of its state: `send()` sends all lines of this thread, and `own()` runs while they are on their way. False,
+// if the kernel must leave.
+template <class Send, class Own>
+SIGNAL_DEVICE bool send_lines(LineCall& call, const Member& m, Send send, Own own) {
+  test_delay(m, kPhaseStart);
+  if (call.wraps() && !takes_over(call, m)) return false;
+  // Sent also if an abort word is raised: what is sent belongs to a call that the peers may be in.
+  send();
+  if (!call.wraps()) {
+    platform::block_sync();  // the whole block has read the state
+    arrive_lines(call, m, false);
   }
-  return element_of<uint64_t>(sum.finish(world), 0);
+  if (m.abort != 0) {
+    report_stopped_lines(call.p, call.count, call.arrived);
+    return false;
+  }
+  own();
+  return true;
 }
 
-// Keeps the reduction of the pieces that are for this rank, which all ranks have, of one size.
-SIGNAL_DEVICE void lines_reduce(const ExchangeParams& p) {
-  LineCall call(p);
-#ifdef SIGNAL_MUTANT_LINES_SENT_PIECE_BY_PIECE
-  if (!send_lines<false>(call, [] {})) return;
-#else
-  if (!send_lines<true>(call, [] {})) return;
-#endif
-  const uint64_t bytes = p.receive_bytes[p.group.rank];
-  bool alive = true;
-  if (bytes != 0 && call.first < call.step) {
-    const uint32_t rank = p.group.rank, lines = lines_of(bytes);
-    SIGNAL_NO_UNROLL
-    for (uint32_t number = call.first; number < lines; number += call.step) {
-      uint64_t data[kMaxGpus] = {};
-      alive = receive_lines(call, number, data);
-      if (!alive) break;
-      uint64_t reduced = 0;
-      with_type(p.dtype, [&](auto type) SIGNAL_INLINE { reduced = fold_lines<decltype(type)>(p.op, p.group.world, data); });
-      store_data(p.target[rank], bytes, number, reduced);
-    }
-  } else {
-    for_each_line(call, p.receive_bytes, [&](uint32_t peer, uint32_t number) SIGNAL_INLINE {  // tokens
-      uint64_t data;
-      alive = alive && receive_line(call, peer, number, data);
-    });
-  }
-  if (alive) end_lines(call);
+SIGNAL_DEVICE void end_lines(const LineCall& call) {
+  test_delay(Member(call.p.group, call.p.operation), kPhaseExchange);
+  leave_lines(call, next_count(call.count));
 }
 
 }  // namespace signal_comm

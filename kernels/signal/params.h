@@ -48,6 +48,7 @@ constexpr uint32_t kFlagOrdered = 1;
 constexpr uint32_t kFlagStaged = 2;
 constexpr uint32_t kFlagAllowNext = 4;
 constexpr uint32_t kFlagPush = 8;
+constexpr uint32_t kFlagWhole = 16;
 
 struct GroupParams {
   uint64_t control;

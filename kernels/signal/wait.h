@@ -97,20 +97,27 @@ SIGNAL_DEVICE void test_delay(const Member& m, uint32_t phase) {
   }
 }
 
+// Whether this wave asks the host, at check `turn` of a wait. The host's word is read over the bus, one read after the other: where all
+// waves of a grid ask at once, each waits for all of them, 1 us a wave on an H200, and hears of its peer as much later. So they take
+// turns.
+SIGNAL_DEVICE bool asks_host(uint32_t turn) {
+  return (turn + platform::block_id() + platform::thread_id() / platform::kWaveThreads) % platform::kChecksPerAsk == 0;
+}
+
 // Polls `ready()` until it holds; false when the abort word, the host or the deadline, which counts from here, ended the
 // wait. Clock and abort words are looked at once in kPollsPerCheck polls. For waits of which the first polls are over.
 template <class Ready>
 SIGNAL_DEVICE bool wait_until(const Member& m, Ready ready) {
   const uint64_t began = platform::clock();
   uint32_t turn = 0;
-  for (bool over = false; !over;) {
-    const uint32_t most = platform::rest(turn++);
+  for (bool over = false; !over; turn++) {
+    const uint32_t most = platform::rest(turn);
     for (uint32_t polls = 0; polls < most; polls++) {
       if (ready()) return true;
       platform::relax();
     }
     over = platform::clock() - began > m.group.deadline_ticks || platform::load_relaxed(m.abort_word()) != 0 ||
-           platform::load_relaxed(&m.host()->abort_request) != 0;
+           (asks_host(turn) && platform::load_relaxed(&m.host()->abort_request) != 0);
   }
   return ready();  // what arrived while this thread was not running is not late
 }

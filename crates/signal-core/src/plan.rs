@@ -43,7 +43,7 @@ struct Row {
 
 /// First row that fits wins; the last row of each family fits everything.
 const TABLE: &[Row] = {
-    use Algorithm::{Lamport, OneStage, TwoShot, TwoStage};
+    use Algorithm::{Lamport, Lines, OneStage, TwoShot, TwoStage};
     use DeviceFamily::{Amd, Host, Nvidia};
     const ANY: Option<Link> = None;
     const SHARED: Option<Link> = Some(Link::SameDevice);
@@ -72,11 +72,23 @@ const TABLE: &[Row] = {
         row((Nvidia, SHARED, 2), 8 << 10, Lamport, (256, 1, 64)),
         row((Nvidia, SHARED, 2), 128 << 10, Lamport, (64, 1, 128)),
         row((Nvidia, SHARED, 2), 1 << 20, Lamport, (256, 1, 128)),
+        // More ranks on one device: 3, 4 and 8 on one H200, 2026-11-30. There nothing is sent over a link, so two-shot does not pay: 24.7
+        // and 15.2 us at 4 MiB with 3 ranks.
+        row((Nvidia, SHARED, 3), 1 << 20, Lamport, (512, 1, 64)),
+        row((Nvidia, SHARED, 4), 512 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, SHARED, 8), 64 << 10, Lamport, (512, 1, 64)),
+        // What Lamport does not take: other types, operators and domains.
+        row((Nvidia, SHARED, 8), 16 << 10, Lines, (128, 1, 64)),
+        row((Nvidia, SHARED, 2), 128 << 10, Lines, (256, 1, 128)),
+        row((Nvidia, SHARED, 8), 64 << 10, Lines, (256, 1, 128)),
         row((Nvidia, SHARED, 2), 2 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 8 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, SHARED, 2), 64 << 10, OneStage, (64, 1, 64)),
         row((Nvidia, SHARED, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, SHARED, 2), usize::MAX, OneStage, (256, 1, 128)),
+        row((Nvidia, SHARED, 4), 1 << 20, OneStage, (512, 1, 64)),
+        row((Nvidia, SHARED, 8), 512 << 10, OneStage, (512, 1, 64)),
+        row((Nvidia, SHARED, 8), usize::MAX, TwoStage, (512, 1, 64)),
         // NVIDIA, two ranks over NVLink: swept on two H200s, 2026-11-29 and 30 (benches/results).
         row((Nvidia, NVLINK, 2), 4 << 10, Lamport, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 128 << 10, Lamport, (64, 1, 128)),
@@ -86,6 +98,8 @@ const TABLE: &[Row] = {
         // Of more blocks a kernel is not launched early, which a long one has no need of.
         row((Nvidia, NVLINK, 2), 32 << 20, TwoShot, (512, 1, 256)),
         row((Nvidia, NVLINK, 2), usize::MAX, TwoShot, (512, 1, 128)),
+        row((Nvidia, NVLINK, 2), 16 << 10, Lines, (128, 1, 64)),
+        row((Nvidia, NVLINK, 2), 128 << 10, Lines, (256, 1, 128)),
         row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, NVLINK, 2), usize::MAX, OneStage, (512, 1, 128)),
@@ -99,6 +113,7 @@ const TABLE: &[Row] = {
         // NVIDIA, more ranks: not measured. A push sends to each peer what a two-stage call sends once.
         row((Nvidia, ANY, 4), 512 << 10, Lamport, (512, 1, 64)),
         row((Nvidia, ANY, 8), 256 << 10, Lamport, (512, 1, 64)),
+        row((Nvidia, ANY, 8), 64 << 10, Lines, (256, 1, 128)),
         row((Nvidia, ANY, 8), 256 << 10, OneStage, (512, 1, 64)),
         row((Nvidia, ANY, 8), usize::MAX, TwoStage, (512, 1, 64)),
         // AMD: never run.
@@ -119,21 +134,25 @@ pub(crate) struct Topology {
     pub(crate) world: usize,
 }
 
-/// What the table gives for an all-reduce of `count` elements, by an algorithm that it `takes`. The grid may still exceed the block
-/// budget.
-pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, takes: impl Fn(Algorithm) -> bool) -> Plan {
+/// What the table gives for an all-reduce of `count` elements: by the algorithm that is `wanted`, or else by one that it `takes`. The grid
+/// may still exceed the block budget.
+pub(crate) fn all_reduce(
+    topology: Topology,
+    count: usize,
+    dtype: Dtype,
+    wanted: Option<Algorithm>,
+    takes: impl Fn(Algorithm) -> bool,
+) -> Plan {
     let Topology { family, link, world } = topology;
     let bytes = count.saturating_mul(dtype.bytes());
     let fits = |row: &&Row| {
-        row.family == family
-            && row.link.is_none_or(|of| of == link)
-            && world <= row.max_world
-            && bytes <= row.max_bytes
-            && takes(row.algorithm)
+        row.family == family && row.link.is_none_or(|of| of == link) && world <= row.max_world && bytes <= row.max_bytes
     };
+    let row = choose(TABLE.iter().filter(fits), |row| row.algorithm, wanted, takes);
     // Every family ends with a row for 8 ranks and all sizes (tested below).
-    let row = TABLE.iter().find(fits).unwrap_or(&TABLE[0]);
-    let packs = match row.algorithm {
+    let row = row.unwrap_or(&TABLE[0]);
+    let algorithm = wanted.unwrap_or(row.algorithm);
+    let packs = match algorithm {
         Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push => bytes.div_ceil(PACK_BYTES),
         Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
         Algorithm::TwoShot if world == 2 => bytes.div_ceil(PACK_BYTES),
@@ -142,7 +161,18 @@ pub(crate) fn all_reduce(topology: Topology, count: usize, dtype: Dtype, takes: 
         }
     };
     let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, row.max_blocks as usize) as u32;
-    Plan { algorithm: row.algorithm, blocks, threads: row.threads }
+    Plan { algorithm, blocks, threads: row.threads }
+}
+
+/// The first row with the algorithm that is `wanted`; where there is none, or it is all the same, the first of one that the call `takes`.
+fn choose<'a, R>(
+    mut rows: impl Iterator<Item = &'a R> + Clone,
+    algorithm: impl Fn(&R) -> Algorithm,
+    wanted: Option<Algorithm>,
+    takes: impl Fn(Algorithm) -> bool,
+) -> Option<&'a R> {
+    let first = wanted.and_then(|wanted| rows.clone().find(|row| algorithm(row) == wanted));
+    first.or_else(|| rows.find(|row| takes(algorithm(row))))
 }
 
 /// A row of the table for the other collectives.
@@ -202,33 +232,33 @@ pub(crate) struct Load {
     pub(crate) largest: u64,
 }
 
-/// What the table gives for a collective that exchanges pieces, by an algorithm that it `takes`. The grid may still exceed the block
-/// budget.
+/// The same for a collective that exchanges pieces.
 pub(crate) fn exchange(
     topology: Topology,
     collective: Collective,
     load: Load,
+    wanted: Option<Algorithm>,
     takes: impl Fn(Algorithm) -> bool,
 ) -> Plan {
     let fits = |row: &&ExchangeRow| {
         row.family == topology.family
             && row.link.is_none_or(|of| of == topology.link)
-            // Reductions by lines take 4.0 to 4.5 us on an H200, two ranks on one, where pulling takes 3.2 to 3.8 (benches/results).
-            && !(row.algorithm == Algorithm::Lines && collective.reduces())
-            // What is pushed is added behind a barrier: 125 us at 64 MiB on two H200s, where a pull takes 105.
-            && !(row.algorithm == Algorithm::Push && (collective.reduces() || collective == Collective::SendRecv))
             && (row.max_bytes == u64::MAX || (load.bytes <= row.max_bytes && collective != Collective::SendRecv))
-            && takes(row.algorithm)
     };
+    // What is pushed is added behind a barrier: 125 us at 64 MiB on two H200s, where a pull takes 105.
+    let pulls = collective.reduces() || collective == Collective::SendRecv;
+    let chosen = |algorithm| takes(algorithm) && !(algorithm == Algorithm::Push && pulls);
+    let row = choose(EXCHANGES.iter().filter(fits), |row| row.algorithm, wanted, chosen);
     // Every family ends with a row for everything (tested below).
-    let row = EXCHANGES.iter().find(fits).unwrap_or(&EXCHANGES[0]);
-    let units = match row.algorithm {
+    let row = row.unwrap_or(&EXCHANGES[0]);
+    let algorithm = wanted.unwrap_or(row.algorithm);
+    let units = match algorithm {
         // A line of each piece is read and written by a thread of its own.
         Algorithm::Lines => load.largest.div_ceil(LINE_DATA_BYTES) * topology.world.max(2).saturating_sub(1) as u64,
         _ => load.bytes.div_ceil(PACK_BYTES as u64),
     };
     let blocks = units.div_ceil(u64::from(row.threads) * row.packs_per_thread).clamp(1, row.max_blocks.into());
-    Plan { algorithm: row.algorithm, blocks: blocks as u32, threads: row.threads }
+    Plan { algorithm, blocks: blocks as u32, threads: row.threads }
 }
 
 /// Fingerprint of the tables, compared between ranks.
@@ -267,7 +297,7 @@ mod tests {
     #[test]
     fn grids_grow_with_the_message() {
         let topology = Topology { family: DeviceFamily::Nvidia, link: Link::Pcie, world: 2 };
-        let plan = |count| all_reduce(topology, count, Dtype::F32, |_| true);
+        let plan = |count| all_reduce(topology, count, Dtype::F32, None, |_| true);
         assert_eq!(plan(1).blocks, 1);
         assert_eq!(plan(64 * 4).blocks, 1);
         assert_eq!(plan(64 * 4 + 1).blocks, 2);
@@ -278,7 +308,7 @@ mod tests {
     fn sends_have_the_same_threads_at_all_sizes() {
         for family in [DeviceFamily::Host, DeviceFamily::Nvidia, DeviceFamily::Amd] {
             let topology = Topology { family, link: Link::NvLink, world: 2 };
-            let plan = |bytes| exchange(topology, Collective::SendRecv, Load { bytes, largest: bytes }, |_| true);
+            let plan = |bytes| exchange(topology, Collective::SendRecv, Load { bytes, largest: bytes }, None, |_| true);
             for bytes in [1, 2 << 10, 100 << 10, 1 << 30] {
                 let Plan { algorithm, threads, .. } = plan(bytes);
                 assert_eq!((algorithm, threads), (Algorithm::Pull, plan(1).threads));
@@ -287,13 +317,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wanted_has_the_grid_of_its_own_rows() {
+        let topology = Topology { family: DeviceFamily::Nvidia, link: Link::NvLink, world: 2 };
+        let load = Load { bytes: 2048, largest: 2048 };
+        for wanted in [Algorithm::Lines, Algorithm::Pull] {
+            let plan = exchange(topology, Collective::Reduce, load, Some(wanted), |_| true);
+            let lines = if wanted == Algorithm::Lines { LINE_DATA_BYTES as usize } else { PACK_BYTES };
+            assert_eq!((plan.algorithm, plan.blocks * plan.threads), (wanted, (2048 / lines) as u32));
+        }
+        let plan = |wanted| all_reduce(topology, 512, Dtype::F32, Some(wanted), |_| true);
+        assert_eq!((plan(Algorithm::Lines).algorithm, plan(Algorithm::Lines).blocks * 128), (Algorithm::Lines, 256));
+        assert_eq!(plan(Algorithm::TwoStage).algorithm, Algorithm::TwoStage);
+    }
+
+    #[test]
     fn without_lamport_there_is_a_plan_too() {
         for (family, world) in [(DeviceFamily::Host, 2), (DeviceFamily::Nvidia, 8), (DeviceFamily::Amd, 4)] {
             let topology = Topology { family, link: Link::Pcie, world };
-            let plan =
-                |without: &[Algorithm]| all_reduce(topology, 100, Dtype::F16, |a| !without.contains(&a)).algorithm;
+            let plan = |without: &[Algorithm]| {
+                all_reduce(topology, 100, Dtype::F16, None, |a| !without.contains(&a)).algorithm
+            };
             assert_eq!(plan(&[]), Algorithm::Lamport);
-            assert_eq!(plan(&[Algorithm::Lamport]), Algorithm::OneStage);
+            let lines = if family == DeviceFamily::Nvidia { Algorithm::Lines } else { Algorithm::OneStage };
+            assert_eq!(plan(&[Algorithm::Lamport]), lines);
+            assert_eq!(plan(&[Algorithm::Lamport, Algorithm::Lines]), Algorithm::OneStage);
         }
     }
 }

@@ -94,7 +94,10 @@ pub(crate) unsafe extern "C" fn no_kernel(_: *const c_void, _: *const HostThread
 static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
     [
         // In another order than the catalogue: names count, not places.
-        HostEntry::new(c"signal_lines_reduce", no_kernel),
+        HostEntry::new(c"signal_lines_reduce_sum_f32", no_kernel),
+        HostEntry::new(c"signal_lines_reduce_sum_f16", no_kernel),
+        HostEntry::new(c"signal_lines_reduce_sum_bf16", no_kernel),
+        HostEntry::new(c"signal_lines_reduce_any", no_kernel),
         HostEntry::new(c"signal_lines_move", no_kernel),
         HostEntry::new(c"signal_move", no_kernel),
         HostEntry::new(c"signal_move_counted", no_kernel),

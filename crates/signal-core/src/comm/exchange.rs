@@ -9,9 +9,11 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::error::{ApiMisuse, Result};
-use crate::kernel::{Algorithm, CountedParams, ExchangeParams, FLAG_PUSH, FLAG_STAGED, FastSum, Kernel, Operation};
+use crate::kernel::{
+    Algorithm, CountedParams, ExchangeParams, FLAG_PUSH, FLAG_STAGED, FLAG_WHOLE, FastSum, Kernel, Operation,
+};
 use crate::layout::{CONTROL_OFFSET, Control, LINE_BANKS_BYTES, MAX_GPUS};
-use crate::plan::{self, Load, Plan};
+use crate::plan::{self, LINE_DATA_BYTES, Load, Plan};
 
 use super::Symmetric;
 use super::call::{ALL_RANKS, Call, Work};
@@ -148,6 +150,11 @@ impl<B: Backend> Call<'_, B> {
         };
         if lines {
             params.slot_bytes = self.comm.line_slot_bytes();
+            let pieces = exchange.send.iter().chain(&exchange.receive);
+            if pieces.filter(|piece| piece.bytes > 0).all(|piece| (piece.address | piece.bytes) % LINE_DATA_BYTES == 0)
+            {
+                params.group.flags |= FLAG_WHOLE;
+            }
         } else if !one_for_all {
             params.slot_bytes = params.window_bytes;
         }
@@ -199,7 +206,7 @@ impl<B: Backend> Call<'_, B> {
             None if exchange.counts.is_some() => Kernel::MoveCounted,
             None if lines => Kernel::LinesMove,
             None => Kernel::Move,
-            Some(_) if lines => Kernel::LinesReduce,
+            Some((op, dtype)) if lines => FastSum::of(op, dtype).map_or(Kernel::LinesReduceAny, Kernel::LinesReduce),
             Some((op, dtype)) => FastSum::of(op, dtype).map_or(Kernel::ReduceScatterAny, Kernel::ReduceScatter),
         };
         let counted = exchange.counts.map(|counts| CountedParams {

@@ -161,10 +161,10 @@ impl BlockBudget {
         self.room(threads).blocks
     }
 
-    /// `threads`, or if no such block fits, the half of it so often that one does.
-    pub(crate) fn fitting_threads(&self, threads: u32) -> u32 {
+    /// `threads`, or if no `blocks` of so many fit, the half of it so often that they do.
+    pub(crate) fn fitting_threads(&self, threads: u32, blocks: u32) -> u32 {
         let mut fitting = threads.min(self.max_threads);
-        while fitting > 1 && self.blocks(fitting) == 0 {
+        while fitting > 1 && self.blocks(fitting) < blocks {
             fitting /= 2;
         }
         fitting
@@ -362,7 +362,7 @@ mod tests {
         given[0].give_half();
         assert_eq!([&given[0], &grandchild].map(|budget| budget.blocks(512)), [66, 66]);
         // Halved twelve times nothing is left of wide blocks.
-        assert_eq!((parent.blocks(1), parent.blocks(1024), parent.fitting_threads(1024)), (33, 0, 32));
-        assert_eq!(parent.fitting_threads(4), 4);
+        assert_eq!((parent.blocks(1), parent.blocks(1024), parent.fitting_threads(1024, 1)), (33, 0, 32));
+        assert_eq!([parent.fitting_threads(4, 1), parent.fitting_threads(4, 34)], [4, 1]);
     }
 }

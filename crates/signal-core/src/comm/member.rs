@@ -322,14 +322,15 @@ impl<B: Backend> Member<B> {
             Algorithm::Lines => bytes <= self.most_line_bytes(),
             algorithm => Algorithm::ALL_REDUCE.contains(&algorithm),
         };
-        let table = plan::all_reduce(self.group.topology, count, dtype, takes);
         let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
-        let algorithm = match options.algorithm.or(setting).unwrap_or(table.algorithm) {
+        let wanted = match options.algorithm.or(setting) {
             // Each rank must hear from each other, so each has a shard.
-            Algorithm::TwoShot if bytes.div_ceil(PACK_BYTES as u64) < self.world_size() as u64 => Algorithm::Lamport,
-            algorithm => algorithm,
+            Some(Algorithm::TwoShot) if bytes.div_ceil(PACK_BYTES as u64) < self.world_size() as u64 => {
+                Some(Algorithm::Lamport)
+            }
+            wanted => wanted,
         };
-        self.fitted(Plan { algorithm, ..table }, options)
+        self.fitted(plan::all_reduce(self.group.topology, count, dtype, wanted, takes), options)
     }
 
     /// The plan of another collective that moves `bytes` in equal parts.
@@ -343,10 +344,9 @@ impl<B: Backend> Member<B> {
             let fits = algorithm != Algorithm::Lines || load.largest <= self.most_line_bytes();
             fits && collective.algorithms().contains(&algorithm)
         };
-        let table = plan::exchange(self.group.topology, collective, load, takes);
         let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
-        let algorithm = options.algorithm.or(setting).unwrap_or(table.algorithm);
-        self.fitted(Plan { algorithm, ..table }, options)
+        let wanted = options.algorithm.or(setting);
+        self.fitted(plan::exchange(self.group.topology, collective, load, wanted, takes), options)
     }
 
     /// Domains that divide what one communicator has.
@@ -365,10 +365,10 @@ impl<B: Backend> Member<B> {
     /// What the table proposes is cut down to the budget; what the user asks for is taken or refused.
     fn fitted(&self, table: Plan, options: &CallOptions) -> Plan {
         let (settings, budget) = (&self.settings, &self.group.budget);
-        let asked = options.threads.or(settings.threads);
-        let threads = asked.unwrap_or_else(|| budget.fitting_threads(table.threads));
-        let asked = options.blocks.or(settings.blocks);
-        let blocks = asked.unwrap_or(table.blocks.min(budget.blocks(threads).max(1)));
+        let blocks = options.blocks.or(settings.blocks);
+        let threads = options.threads.or(settings.threads);
+        let threads = threads.unwrap_or_else(|| budget.fitting_threads(table.threads, blocks.unwrap_or(1)));
+        let blocks = blocks.unwrap_or(table.blocks.min(budget.blocks(threads).max(1)));
         Plan { blocks, threads: self.group.whole_wave(threads), ..table }
     }
 

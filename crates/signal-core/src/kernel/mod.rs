@@ -133,8 +133,10 @@ pub enum Kernel {
     MoveCounted,
     /// Collectives that move data, by lines ([`ExchangeParams`]).
     LinesMove,
-    /// Collectives that reduce, of any type by any operator, by lines ([`ExchangeParams`]).
-    LinesReduce,
+    /// Collectives that sum, by lines ([`ExchangeParams`]).
+    LinesReduce(FastSum),
+    /// The same for any type and any operator ([`ExchangeParams`]).
+    LinesReduceAny,
 }
 
 /// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
@@ -174,7 +176,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 35] = [
+const NAMES: [&str; 38] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -209,7 +211,10 @@ const NAMES: [&str; 35] = [
     "signal_move",
     "signal_move_counted",
     "signal_lines_move",
-    "signal_lines_reduce",
+    "signal_lines_reduce_sum_f32",
+    "signal_lines_reduce_sum_f16",
+    "signal_lines_reduce_sum_bf16",
+    "signal_lines_reduce_any",
 ];
 
 impl Kernel {
@@ -239,7 +244,8 @@ impl Kernel {
             Kernel::Move => 31,
             Kernel::MoveCounted => 32,
             Kernel::LinesMove => 33,
-            Kernel::LinesReduce => 34,
+            Kernel::LinesReduce(sum) => 34 + sum as usize,
+            Kernel::LinesReduceAny => 37,
         }
     }
 
@@ -262,13 +268,9 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceTwoShotSmall))
             .chain([Kernel::AllReduceOneStageAny, Kernel::AllReduceTwoStageAny])
             .chain(sums(Kernel::ReduceScatter))
-            .chain([
-                Kernel::ReduceScatterAny,
-                Kernel::Move,
-                Kernel::MoveCounted,
-                Kernel::LinesMove,
-                Kernel::LinesReduce,
-            ])
+            .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::MoveCounted, Kernel::LinesMove])
+            .chain(sums(Kernel::LinesReduce))
+            .chain([Kernel::LinesReduceAny])
     }
 
     /// Entry name in every image.
@@ -299,6 +301,7 @@ mod tests {
                 Kernel::AllReduceTwoShot(sum) => format!("all_reduce_two_shot_sum_{}", sum.dtype()),
                 Kernel::AllReduceTwoShotSmall(sum) => format!("all_reduce_two_shot_small_sum_{}", sum.dtype()),
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
+                Kernel::LinesReduce(sum) => format!("lines_reduce_sum_{}", sum.dtype()),
                 _ => continue,
             };
             assert_eq!(kernel.name(), format!("signal_{name}"));
@@ -309,5 +312,6 @@ mod tests {
             ("signal_move", "signal_reduce_scatter_any")
         );
         assert_eq!(Kernel::AllReduceTwoStageAny.name(), "signal_all_reduce_two_stage_any");
+        assert_eq!(Kernel::LinesReduceAny.name(), "signal_lines_reduce_any");
     }
 }

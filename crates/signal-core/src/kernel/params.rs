@@ -112,6 +112,8 @@ pub const FLAG_STAGED: u32 = 2;
 pub const FLAG_ALLOW_NEXT: u32 = 4;
 /// Data is pushed: what ranks tell each other is where it goes.
 pub const FLAG_PUSH: u32 = 8;
+/// Of a call by lines: every piece of this rank is a whole number of lines, and aligned to them.
+pub const FLAG_WHOLE: u32 = 16;
 
 /// What every kernel needs to know about its rank and its peers.
 #[repr(C)]
