@@ -77,10 +77,10 @@ pub(crate) struct Tally {
     pub(crate) acquires: usize,
     /// Loads of system scope.
     pub(crate) system_loads: usize,
-    /// Of those, of 64 bits.
-    pub(crate) system_loads_64: usize,
-    /// Stores of system scope, of 64 bits.
-    pub(crate) system_stores_64: usize,
+    /// Of those, of 64 bits, those that nothing is acquired behind.
+    pub(crate) polls_64: usize,
+    /// Stores of system scope, of 64 bits, that release nothing.
+    pub(crate) sends_64: usize,
     /// Loads and stores of 128 bits.
     pub(crate) wide_loads: usize,
     pub(crate) wide_stores: usize,
@@ -97,8 +97,14 @@ impl Tally {
             t.wide_loads += usize::from(i.name == "global_load_dwordx4");
             t.wide_stores += usize::from(i.name == "global_store_dwordx4");
             t.system_loads += usize::from(spelling.is_system_load(i));
-            t.system_loads_64 += usize::from(i.name == "global_load_dwordx2" && spelling.is_system_load(i));
-            t.system_stores_64 += usize::from(i.name == "global_store_dwordx2" && spelling.is_system_store(i));
+            if i.name == "global_load_dwordx2" && spelling.is_system_load(i) {
+                let next = code[at + 1..].iter().find(|i| acts(i));
+                t.polls_64 += usize::from(!next.is_some_and(|next| is(next, spelling.invalidate)));
+            }
+            if i.name == "global_store_dwordx2" && spelling.is_system_store(i) {
+                let last = code[..at].iter().rfind(|i| acts(i));
+                t.sends_64 += usize::from(!last.is_some_and(|last| is(last, spelling.write_back)));
+            }
             if is(i, spelling.write_back) {
                 let behind = &code[at + 1..];
                 let next = behind.iter().position(acts).unwrap_or(behind.len());
@@ -149,8 +155,8 @@ pub(crate) fn faults(name: &str, kernel: &Kernel, spelling: Spelling) -> Vec<&'s
     ask(!by_barriers || t.released_barriers >= 1, "waves do not release what they wrote");
     ask(!by_barriers || t.acquires >= 1, "a flag is not acquired");
     ask(!waits_for_peers || t.system_loads >= 3, "polls are not of system scope");
-    ask(!by_words || t.system_loads_64 >= 2, "words are not polled in halves of system scope");
-    ask(!by_words || t.system_stores_64 >= 2, "words are not sent in halves of system scope");
+    ask(!by_words || t.polls_64 >= 2, "words are not polled in halves of system scope");
+    ask(!by_words || t.sends_64 >= 2, "words are not sent in halves of system scope");
     ask(!moves_packs || (t.wide_loads >= 1 && t.wide_stores >= 1), "packs are not single accesses");
     ask(t.flat == 0, "accesses are flat");
     ask(kernel.scratch == 0 && kernel.spills == 0, "registers went to scratch memory");
