@@ -10,8 +10,10 @@ use crate::{Built, Image, Request, Target};
 
 const SOURCE: &str = "kernels/hip/kernels.hip";
 const FILE: &str = "kernels.hipfb";
-/// The architectures that get code where nobody chooses others.
-const ARCHS: [&str; 2] = ["gfx90a", "gfx942"];
+/// The architectures that get code where nobody chooses others: MI200, MI300, RX 7900.
+const ARCHS: [&str; 3] = ["gfx90a", "gfx942", "gfx1100"];
+/// And MI350's, where the compiler knows it.
+const NEWER_ARCHS: [&str; 1] = ["gfx950"];
 /// Where others are chosen: what CMake's HIP packages and PyTorch's build read. The first that is set counts.
 const CHOICES: [&str; 3] = ["AMDGPU_TARGETS", "GPU_TARGETS", "PYTORCH_ROCM_ARCH"];
 
@@ -33,9 +35,11 @@ struct Compiler {
 
 pub(crate) fn build(request: &Request) -> Result<Built> {
     let (mut reasons, mut found) = (Vec::new(), None);
-    let wanted = wanted_archs()?;
+    let chosen = chosen_archs()?;
+    let (wanted, newer) =
+        if chosen.is_empty() { (ARCHS.map(str::to_owned).to_vec(), &NEWER_ARCHS[..]) } else { (chosen, &[][..]) };
     for candidate in candidates()? {
-        match examine(request, &candidate, &wanted) {
+        match examine(request, &candidate, &wanted, newer) {
             Ok(compiler) => {
                 found = Some(compiler);
                 break;
@@ -77,7 +81,7 @@ pub(crate) fn build(request: &Request) -> Result<Built> {
     Ok(Built::Image(Image { file: Some(FILE), archs, fingerprint }))
 }
 
-fn wanted_archs() -> Result<Vec<String>> {
+fn chosen_archs() -> Result<Vec<String>> {
     let mut wanted: Vec<String> = Vec::new();
     // All are read: the script runs again when any changes.
     for text in CHOICES.map(env) {
@@ -86,7 +90,7 @@ fn wanted_archs() -> Result<Vec<String>> {
             wanted = text.split([';', ',', ' ']).filter(|arch| !arch.is_empty()).map(str::to_owned).collect();
         }
     }
-    Ok(if wanted.is_empty() { ARCHS.map(str::to_owned).to_vec() } else { wanted })
+    Ok(wanted)
 }
 
 fn candidates() -> Result<Vec<Candidate>> {
@@ -108,7 +112,12 @@ fn candidates() -> Result<Vec<Candidate>> {
 }
 
 /// Proves that the compiler and its linker work, so that a later failure is our sources'; finds the architectures.
-fn examine(request: &Request, candidate: &Candidate, wanted: &[String]) -> std::result::Result<Compiler, String> {
+fn examine(
+    request: &Request,
+    candidate: &Candidate,
+    wanted: &[String],
+    newer: &[&str],
+) -> std::result::Result<Compiler, String> {
     let path = &candidate.path;
     let version = version(path).map_err(|failure| failure.summary())?;
     let mut flags: Vec<String> = FLAGS.map(str::to_owned).into();
@@ -132,6 +141,7 @@ fn examine(request: &Request, candidate: &Candidate, wanted: &[String]) -> std::
     if archs.is_empty() || (!refused.is_empty() && !candidate.named && !candidate.freestanding) {
         return Err(refused.join(", "));
     }
+    archs.extend(newer.iter().filter(|arch| attempt(arch).is_ok()).map(|arch| (*arch).to_owned()));
     for why in refused {
         println!("cargo::warning=the hip image goes without {why}");
     }

@@ -4,11 +4,12 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images machine_code tests quickstart example tsan model mutants; --full adds the long forms: archs long asan bindings package.
+# Stages: fmt clippy docs images machine_code rocm tests quickstart example tsan model mutants; --full adds the long forms: archs rocm_long long asan bindings
+# package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-STAGES=(fmt clippy docs images machine_code tests quickstart example tsan model mutants)
-LONG_STAGES=(archs long asan bindings package)
+STAGES=(fmt clippy docs images machine_code rocm tests quickstart example tsan model mutants)
+LONG_STAGES=(archs rocm_long long asan bindings package)
 # Of the short stages together.
 LIMIT=$((30 * 60))
 
@@ -17,7 +18,7 @@ export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 
 # Members with the features host, cuda and rocm, and members without.
 FEATURED=(signal-comm signal-cli)
-PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance)
+PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance signal-hip-abi)
 
 stage_fmt() {
   cargo fmt --all --check
@@ -54,6 +55,35 @@ stage_images() {
 # The AMD image in disassembly, and builds of it that were weakened on purpose.
 stage_machine_code() {
   cargo test -p signal-comm --no-default-features --features "$FEATURES" --test machine_code
+}
+
+# The ROCm backend's host code, on a library that stands for the HIP runtime (tests/hip-abi). $1: features of that library; what
+# follows goes to the tests.
+run_rocm() {
+  local features=$1 root=target/hip-abi${1:+-$1}
+  shift
+  cargo build -p signal-hip-abi --features "$features"
+  mkdir -p "$root/lib"
+  cp "${CARGO_TARGET_DIR:-target}/debug/libamdhip64.so" "$root/lib/libamdhip64.so.7"
+  # By that path alone: a runtime that is installed is found by its name.
+  LD_LIBRARY_PATH=$PWD/$root/lib cargo test -p signal-comm --no-default-features --features "$FEATURES" --test rocm -- "$@"
+}
+
+# Cases that between them call all of the backend; rocm_long runs the whole suite.
+ROCM_CASES=(
+  abort_ all_reduce_matches_small_sizes counted_all_to_all_in_graphs exchanges_in_graphs graph_ input_freed layout_ lines_count_wraps misuse_capture
+  misuse_grids misuse_shared_stream misuse_wrong_device processes_leave processes_recover processes_replay processes_two prove_peer random_programs
+  split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport
+)
+
+stage_rocm() {
+  run_rocm "" "${ROCM_CASES[@]}"
+}
+
+stage_rocm_long() {
+  run_rocm ""
+  # As ROCm 5.2 was: no graphs.
+  run_rocm old all_reduce_matches exchanges_match processes_two_groups
 }
 
 # With the default features: the suites of the GPU backends need GPUs. What a user meets without one is tried too.
@@ -193,6 +223,9 @@ obstacle() {
   case $1 in
     fmt) cargo fmt --version >/dev/null 2>&1 || say "no rustfmt" ;;
     clippy) cargo clippy --version >/dev/null 2>&1 || say "no clippy" ;;
+    rocm | rocm_long)
+      have "${CXX:-c++}" || say "no C++ compiler"
+      [[ ",$FEATURES," == *,rocm,* ]] || say "no hip image" ;;
     tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
     machine_code)
       have clang++-19 || have clang++ || { say "no clang++" && return; }

@@ -23,11 +23,16 @@ fn cuda_without_a_driver_is_an_error_value() {
 #[cfg(feature = "rocm")]
 #[test]
 fn rocm_without_a_driver_is_an_error_value() {
+    use signal_comm::Backend;
     match signal_comm::rocm::open() {
+        Ok(backend) => assert!(!backend.devices().unwrap().is_empty()),
         Err(Error::Unavailable { backend: "rocm", why: Unavailable::Library { tried } }) => {
             assert!(tried.contains("libamdhip64.so.6"), "{tried}");
         }
-        Err(Error::Unavailable { backend: "rocm", why: Unavailable::NotSupported(_) } | Error::Image(_)) => {}
-        other => panic!("{other:?}"),
+        Err(Error::Unavailable { backend: "rocm", why: Unavailable::NoDevice(why) }) => {
+            assert!(why.contains("/dev/kfd"), "{why}");
+        }
+        Err(Error::Image(_)) => {}
+        Err(other) => panic!("{other}"),
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn with_backend<W: WithBackend>(name: BackendName, work: W) -> Result
         #[cfg(feature = "cuda")]
         BackendName::Cuda => work.run(&signal_comm::cuda::open()?),
         #[cfg(feature = "rocm")]
-        BackendName::Rocm => Err(unfinished(name, signal_comm::rocm::open())),
+        BackendName::Rocm => work.run(&signal_comm::rocm::open()?),
         // Not reached when all features are on.
         #[allow(unreachable_patterns)]
         missing => {
@@ -120,16 +120,4 @@ pub(crate) fn check_corrupt(rank: Option<usize>, world: usize) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Why a backend that cannot run collectives yet cannot be used: opening it finds what is missing besides.
-#[cfg(feature = "rocm")]
-fn unfinished<T>(name: BackendName, opened: signal_comm::Result<T>) -> CliError {
-    use signal_comm::error::{Error, Unavailable};
-
-    let not_yet = || {
-        let why = Unavailable::NotSupported("this version runs no collectives on it".to_owned());
-        Error::Unavailable { backend: name.name(), why }
-    };
-    CliError::Signal(opened.err().unwrap_or_else(not_yet))
 }

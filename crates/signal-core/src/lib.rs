@@ -21,6 +21,7 @@ pub mod backend;
 mod buffer;
 mod collective;
 mod comm;
+pub mod deferred;
 mod dtype;
 pub mod error;
 pub mod kernel;

@@ -5,13 +5,15 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use signal_core::deferred::{Graves, Slots, lock};
 use signal_core::error::{ApiMisuse, Result, Unavailable};
 use signal_core::{DeviceFamily, DeviceInfo};
 
 use crate::driver::{Current, Driver, check, unavailable};
-use crate::memory::{Cemetery, lock};
+use crate::graph::Captured;
+use crate::memory::Memory;
 use crate::module::Module;
-use crate::stream::Slots;
+use crate::stream::StreamInner;
 
 /// Most threads in a block of any kernel: `kMaxBlockThreads` in `kernels/cuda/platform.h`.
 const MAX_BLOCK_THREADS: u32 = 512;
@@ -106,8 +108,8 @@ struct DeviceInner {
     shares_by_descriptor: bool,
     context: OnceLock<Context>,
     module: Mutex<Option<Module>>,
-    slots: Slots,
-    cemetery: Cemetery,
+    slots: Slots<StreamInner>,
+    graves: Graves<StreamInner, Memory, Captured>,
 }
 
 /// A primary context, retained for the rest of the program: releasing it would pull memory from under other users.
@@ -169,7 +171,7 @@ impl Device {
             context: OnceLock::new(),
             module: Mutex::new(None),
             slots: Slots::default(),
-            cemetery: Cemetery::default(),
+            graves: Graves::default(),
         })))
     }
 
@@ -198,12 +200,12 @@ impl Device {
         self.0.shares_by_descriptor
     }
 
-    pub(crate) fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &Slots<StreamInner> {
         &self.0.slots
     }
 
-    pub(crate) fn cemetery(&self) -> &Cemetery {
-        &self.0.cemetery
+    pub(crate) fn graves(&self) -> &Graves<StreamInner, Memory, Captured> {
+        &self.0.graves
     }
 
     pub(crate) fn context(&self) -> Result<CUcontext> {

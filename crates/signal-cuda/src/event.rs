@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUevent_wait_flags, CUresult, CUstream};
+use signal_core::deferred::Reached;
 use signal_core::error::Result;
 
 use crate::device::Device;
@@ -22,12 +23,8 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    pub(crate) fn record(stream: &Stream) -> Result<Event> {
-        Event::record_raw(stream.device(), stream.raw())
-    }
-
     /// On a stream of `device` that is alive.
-    pub(crate) fn record_raw(device: &Device, stream: CUstream) -> Result<Event> {
+    pub(crate) fn record(device: &Device, stream: CUstream) -> Result<Event> {
         let _current = device.enter()?;
         let mut raw: CUevent = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
@@ -58,6 +55,12 @@ impl Event {
         let _current = self.device.enter()?;
         let milliseconds = self.device.driver().elapsed(self.raw, end.raw)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+impl Reached for Event {
+    fn is_reached(&self) -> Result<bool> {
+        self.is_complete()
     }
 }
 

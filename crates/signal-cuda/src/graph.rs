@@ -2,30 +2,36 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode, CUuserObject};
+use signal_core::deferred::{self, Remains, Uses};
 use signal_core::error::{ApiMisuse, Result};
 
 use crate::device::Device;
 use crate::driver::check;
-use crate::memory::{Buffer, Remains};
-use crate::quiet;
+use crate::memory::Buffer;
+use crate::quiet::launching;
 use crate::stream::Stream;
 
 /// A captured sequence of work, ready to be replayed.
 pub struct Graph {
     device: Device,
+    captured: Captured,
+    /// Streams it was replayed on.
+    uses: Uses,
+}
+
+/// The driver's handles of a graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Captured {
     graph: CUgraph,
     exec: CUgraphExec,
-    /// Streams it was replayed on.
-    uses: AtomicU64,
 }
 
 // SAFETY: a graph is not changed after it was made; the driver serialises launches of its executable.
-unsafe impl Send for Graph {}
+unsafe impl Send for Captured {}
 // SAFETY: as above.
-unsafe impl Sync for Graph {}
+unsafe impl Sync for Captured {}
 
 pub(crate) fn begin(stream: &Stream) -> Result<()> {
     if stream.is_capturing()? {
@@ -55,7 +61,7 @@ pub(crate) fn end(stream: &Stream) -> Result<Graph> {
         let _ = unsafe { sys::cuGraphDestroy(graph) };
         return Err(error);
     }
-    Ok(Graph { device: device.clone(), graph, exec, uses: AtomicU64::new(0) })
+    Ok(Graph { device: device.clone(), captured: Captured { graph, exec }, uses: Uses::default() })
 }
 
 impl Graph {
@@ -69,22 +75,31 @@ impl Graph {
             return Err(ApiMisuse::Capture { call: "replay", state: "capturing" }.into());
         }
         let _current = self.device.enter()?;
-        self.uses.fetch_or(1 << stream.slot(), Ordering::Relaxed);
-        let _launching = quiet::launching();
+        self.uses.note(stream.slot());
+        let _launching = launching();
         // SAFETY: executable and stream are alive and of one context.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.captured.exec, stream.raw()) })
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        self.device.cemetery().bury(Remains::Graph(self.graph, self.exec), *self.uses.get_mut());
+        self.device.graves().bury(Remains::Graph(self.captured), self.uses.mask());
+    }
+}
+
+impl deferred::Unused for Captured {
+    unsafe fn destroy(self) -> Result<()> {
+        // SAFETY: the caller's promise: no replay runs, and the handles are gone.
+        check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.exec) })?;
+        // SAFETY: as above.
+        check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.graph) })
     }
 }
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "graph {:p} of {:?}", self.graph, self.device)
+        write!(f, "graph {:p} of {:?}", self.captured.graph, self.device)
     }
 }
 

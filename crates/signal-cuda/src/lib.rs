@@ -7,7 +7,7 @@
 //! # Memory
 //! Peers see plain `cuMemAlloc` memory: pool memory is not reachable from peers without further steps. Neither
 //! allocating nor freeing may wait for a kernel, for ranks that one thread drives would wait for each other forever; but
-//! `cuMemFree` waits for the device. So what is dropped is buried first (memory.rs), reused when the work that used it
+//! `cuMemFree` waits for the device. So what is dropped is buried first ([`signal_core::deferred`]), reused when the work that used it
 //! has ended, and given back to the driver only while no stream of ours has work. Memory that other processes map too
 //! (shared.rs) is never reused: they may still have it.
 //!
@@ -160,7 +160,7 @@ impl Backend for Cuda {
     }
 
     fn record(stream: &Stream) -> Result<Event> {
-        Event::record(stream)
+        stream.record()
     }
 
     fn wait(stream: &Stream, event: &Event) -> Result<()> {

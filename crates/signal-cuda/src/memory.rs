@@ -1,25 +1,20 @@
-//! Memory, and what becomes of it when the last handle is dropped.
-//!
-//! Dropping makes no driver call: it may happen inside one, when a graph lets go of its buffers. It buries the memory
-//! with the mask of the streams that used it. The next allocation records an event on each of those streams, and once the
-//! events have been reached the memory is free for reuse. It goes back to the driver in a [quiet](crate::quiet) moment.
+//! Memory: of which kind for whom, and copies. What becomes of it is [`signal_core::deferred`]'s.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
+use cudarc::driver::sys::{self, CUresult};
+use signal_core::deferred::{self, Remains, Uses};
 use signal_core::error::{ApiMisuse, Result};
 use signal_core::{Backend, MemoryKind};
 
 use crate::Cuda;
 use crate::device::Device;
 use crate::driver::check;
-use crate::event::Event;
-use crate::quiet;
+use crate::quiet::quiet;
 use crate::shared;
 use crate::stream::Stream;
 
@@ -35,13 +30,12 @@ struct Allocation {
     device: Device,
     memory: Memory,
     bytes: usize,
-    /// Streams with work that uses it, by [`Stream::slot`].
-    uses: AtomicU64,
+    uses: Uses,
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Memory {
+pub(crate) struct Memory {
     address: u64,
     source: Source,
     /// Bytes that the driver gave.
@@ -72,12 +66,12 @@ impl Buffer {
             MemoryKind::Shared => shared::capacity(device, bytes)?,
             _ => bytes.next_multiple_of(4096),
         };
-        let memory = match device.cemetery().reuse(device, capacity, kind)? {
+        let memory = match device.graves().reuse(device.slots(), (capacity, kind), quiet)? {
             Some(memory) => memory,
             None => match Memory::allocate(device, capacity, kind) {
                 Err(_) => {
                     // Out of memory, most likely: what waits for reuse may be what is missing.
-                    device.cemetery().release_free(PATIENCE)?;
+                    device.graves().release_free(PATIENCE, quiet)?;
                     Memory::allocate(device, capacity, kind)?
                 }
                 memory => memory?,
@@ -87,7 +81,7 @@ impl Buffer {
     }
 
     fn of(device: &Device, memory: Memory, bytes: usize) -> Buffer {
-        let (device, uses) = (device.clone(), AtomicU64::new(0));
+        let (device, uses) = (device.clone(), Uses::default());
         Buffer(Arc::new(Allocation { device, memory, bytes, uses, companion: OnceLock::new() }))
     }
 
@@ -129,12 +123,7 @@ impl Buffer {
 
     /// Keeps the memory until the work that is now on `stream` has ended.
     pub(crate) fn used_on(&self, stream: &Stream) {
-        let bit = 1 << stream.slot();
-        // Relaxed: the mask is read when the last handle is gone, and every handle's drop happens before that. The load
-        // spares the atomic update, and the cache line's journey, when the bit is set already.
-        if self.0.uses.load(Ordering::Relaxed) & bit == 0 {
-            self.0.uses.fetch_or(bit, Ordering::Relaxed);
-        }
+        self.0.uses.note(stream.slot());
     }
 
     /// Checks that `bytes` from `offset` lie within the buffer.
@@ -151,7 +140,7 @@ impl Buffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.device.cemetery().bury(Remains::Memory(self.memory), *self.uses.get_mut());
+        self.device.graves().bury(Remains::Memory(self.memory), self.uses.mask());
     }
 }
 
@@ -177,8 +166,13 @@ impl Memory {
         let host = NonNull::new(host.cast()).ok_or_else(without_host_address)?;
         Ok(Memory { address, source: Source::Pinned(host), capacity })
     }
+}
 
-    /// Whether an allocation of this kind may have it.
+impl deferred::Memory for Memory {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     fn suits(&self, kind: MemoryKind) -> bool {
         match self.source {
             Source::Plain => !matches!(kind, MemoryKind::HostMapped | MemoryKind::Shared),
@@ -187,112 +181,10 @@ impl Memory {
             Source::Shared => false,
         }
     }
-}
 
-/// What a handle leaves behind.
-#[derive(Debug)]
-pub(crate) enum Remains {
-    Graph(CUgraph, CUgraphExec),
-    #[allow(private_interfaces)] // only made and opened here
-    Memory(Memory),
-}
-
-// SAFETY: handles and addresses may be used from any thread; the driver serialises what must be.
-unsafe impl Send for Remains {}
-
-/// Where a device's memory and graphs wait for the work that uses them.
-#[derive(Debug, Default)]
-pub(crate) struct Cemetery {
-    /// Buried since the last visit, with the mask of streams. Its lock is never held across a driver call: the driver
-    /// itself may bury.
-    fresh: Mutex<Vec<(Remains, u64)>>,
-    graves: Mutex<Graves>,
-}
-
-#[derive(Debug, Default)]
-struct Graves {
-    waiting: Vec<(Remains, Vec<Arc<Event>>)>,
-    free: Vec<Memory>,
-}
-
-impl Cemetery {
-    pub(crate) fn bury(&self, remains: Remains, uses: u64) {
-        lock(&self.fresh).push((remains, uses));
-    }
-
-    /// Memory of exactly this capacity and kind that nothing uses any more.
-    fn reuse(&self, device: &Device, capacity: usize, kind: MemoryKind) -> Result<Option<Memory>> {
-        let mut graves = lock(&self.graves);
-        self.visit(device, &mut graves)?;
-        let at = graves.free.iter().position(|m| m.capacity == capacity && m.suits(kind));
-        Ok(at.map(|at| graves.free.swap_remove(at)))
-    }
-
-    /// Gives what nothing uses back to the driver, if a quiet moment comes within `patience`.
-    fn release_free(&self, patience: Duration) -> Result<()> {
-        let began = Instant::now();
-        while !lock(&self.graves).release_free()? && began.elapsed() < patience {
-            std::thread::sleep(Duration::from_micros(100)); // unlocked: others may have to allocate before their work ends
-        }
-        Ok(())
-    }
-
-    fn visit(&self, device: &Device, graves: &mut Graves) -> Result<()> {
-        let fresh = std::mem::take(&mut *lock(&self.fresh));
-        let mut events: [Option<Vec<Arc<Event>>>; 64] = [const { None }; 64];
-        for (remains, uses) in fresh {
-            let mut awaited = Vec::new();
-            let mut busy = false;
-            for slot in (0..64).filter(|slot| uses & 1 << slot != 0) {
-                if events[slot].is_none() {
-                    events[slot] = device.slots().events(slot)?;
-                }
-                match &events[slot] {
-                    Some(events) => awaited.extend(events.iter().cloned()),
-                    None => busy = true, // a stream is capturing: an event would go into its graph
-                }
-            }
-            if busy {
-                self.bury(remains, uses);
-            } else {
-                graves.waiting.push((remains, awaited));
-            }
-        }
-        let mut waiting = Vec::new();
-        for (remains, mut events) in graves.waiting.drain(..) {
-            events.retain(|event| !event.is_complete().unwrap_or(false));
-            match remains {
-                _ if !events.is_empty() => waiting.push((remains, events)),
-                Remains::Memory(memory) => graves.free.push(memory),
-                Remains::Graph(graph, exec) => {
-                    // SAFETY: the last handle is gone, and every replay has ended.
-                    check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(exec) })?;
-                    // SAFETY: as above.
-                    check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
-                }
-            }
-        }
-        graves.waiting = waiting;
-        graves.release_free().map(drop)
-    }
-}
-
-impl Graves {
-    /// Gives what nothing uses back to the driver; false where that would have to wait.
-    fn release_free(&mut self) -> Result<bool> {
-        if self.free.is_empty() {
-            return Ok(true);
-        }
-        let Some(_quiet) = quiet::quiet()? else { return Ok(false) };
-        self.free.drain(..).try_for_each(Memory::release)?;
-        Ok(true)
-    }
-}
-
-impl Memory {
-    fn release(self) -> Result<()> {
+    unsafe fn release(self) -> Result<()> {
         match self.source {
-            // SAFETY: the last handle is gone, and all work that used it has ended.
+            // SAFETY: the caller's promise: nothing uses the memory.
             Source::Plain => check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) }),
             // SAFETY: as above.
             Source::Pinned(host) => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) }),
@@ -394,8 +286,4 @@ fn without_host_address() -> signal_core::Error {
         name: "pinned memory without a host address".to_owned(),
         call: "cuMemHostAlloc",
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

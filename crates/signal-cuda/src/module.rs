@@ -14,7 +14,7 @@ use signal_core::{Kernel, Launch};
 use crate::Cuda;
 use crate::device::Device;
 use crate::driver::check;
-use crate::quiet;
+use crate::quiet::launching;
 use crate::stream::Stream;
 
 /// The image on one device, every kernel of it loaded. Stays loaded for the rest of the program.
@@ -145,7 +145,7 @@ impl Module {
             numAttrs: attributes,
         };
         let function = self.function(launch.kernel);
-        let _launching = quiet::launching();
+        let _launching = launching();
         // SAFETY: the function takes one struct, whose bytes the caller promises; the driver copies it and does not
         // write through the pointer. Stream and function are alive and of one context.
         let result =

@@ -1,62 +1,211 @@
 //! Signal's backend on the HIP runtime.
 //!
-//! Of this backend only the door exists: [`Rocm::open`] checks the image and the driver and names what is missing. The
-//! kernels are compiled and embedded already.
+//! Never run on an AMD GPU: docs/rocm.md says what was verified, and how.
+//!
+//! # What it does with a process that also uses HIP otherwise
+//! It makes a device current only for the length of its own calls. It creates streams of its own and adopts the user's
+//! ([`Stream::adopt`]).
+//!
+//! # Memory
+//! Peers see uncached memory alone: what caches hold of a peer's store, or of this rank's, nobody else sees while kernels run. Coarse-grained
+//! memory, which `hipMalloc` gives, is for its own device. What is dropped is buried first and reused when the work that used it has
+//! ended, since `hipFree` waits for the device ([`signal_core::deferred`]).
+//!
+//! # Layers
+//! sys.rs is the C interface, driver.rs loads and checks the library and turns its codes into errors; every unsafe call stands in a
+//! small function of the file that owns the handle.
 
-use signal_core::error::{Error, Image, Result, Unavailable};
+mod device;
+mod driver;
+mod event;
+mod graph;
+mod memory;
+mod module;
+mod peer;
+mod quiet;
+mod shared;
+mod stream;
+pub mod sys;
 
-/// Names under which the driver library is looked for.
-const LIBRARIES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::time::Duration;
 
-/// The kernel image that the build embedded.
-#[derive(Clone, Copy, Debug)]
-pub struct RocmImage {
-    /// A code object bundle; empty if the build had no compiler.
-    pub bytes: &'static [u8],
-    /// The architectures that it holds code for.
-    pub archs: &'static [&'static str],
-    /// Of sources, flags and compiler.
-    pub fingerprint: u64,
-    /// What the build was missing.
-    pub missing: &'static str,
-}
+use signal_core::error::Result;
+use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, StreamId};
 
-/// The opened driver.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Rocm {}
+pub use self::device::{Device, Rocm, RocmImage};
+pub use self::event::Event;
+pub use self::graph::Graph;
+pub use self::memory::Buffer;
+pub use self::module::Module;
+pub use self::stream::Stream;
 
-impl Rocm {
-    /// Opens the driver with an image.
-    ///
-    /// # Errors
-    /// [`Error::Image`] without an image; [`Error::Unavailable`] without libamdhip64, and, as yet, with it.
-    pub fn open(image: RocmImage) -> Result<Self> {
-        if image.bytes.is_empty() {
-            return Err(Image::Missing { target: "hip", missing: image.missing.to_owned() }.into());
-        }
-        let mut tried = Vec::new();
-        for name in LIBRARIES {
-            // SAFETY: libamdhip64's initialisers have no preconditions; nothing is called in it.
-            match unsafe { libloading::Library::new(name) } {
-                Ok(_) => {
-                    let why = "this version compiles the AMD kernels but does not drive the device yet".to_owned();
-                    return Err(unavailable(Unavailable::NotSupported(why)));
-                }
-                Err(error) => tried.push(format!("{name} ({error})")),
-            }
-        }
-        Err(unavailable(Unavailable::Library { tried: tried.join(", ") }))
+impl Backend for Rocm {
+    const NAME: &'static str = "rocm";
+
+    type Device = Device;
+    type Stream = Stream;
+    type Event = Event;
+    type Graph = Graph;
+    type Buffer = Buffer;
+    type Module = Module;
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        Ok(self.all_devices())
     }
-}
 
-fn unavailable(why: Unavailable) -> Error {
-    Error::Unavailable { backend: "rocm", why }
+    fn describe(device: &Device) -> DeviceInfo {
+        device.info().clone()
+    }
+
+    fn check_local_group(devices: &[Device]) -> Result<()> {
+        device::check_local_group(devices)
+    }
+
+    fn peer_access(from: &Device, to: &Device) -> Result<PeerAccess> {
+        peer::access(from, to)
+    }
+
+    fn enable_peer(from: &Device, to: &Device) -> Result<()> {
+        peer::enable(from, to)
+    }
+
+    fn allocate(device: &Device, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
+        Buffer::allocate(device, bytes, kind)
+    }
+
+    fn address(buffer: &Buffer) -> u64 {
+        buffer.address()
+    }
+
+    fn bytes(buffer: &Buffer) -> usize {
+        buffer.bytes()
+    }
+
+    fn buffer_device(buffer: &Buffer) -> Device {
+        buffer.device().clone()
+    }
+
+    fn host_pointer(buffer: &Buffer) -> Option<NonNull<u8>> {
+        buffer.host_pointer()
+    }
+
+    fn export(buffer: &Buffer) -> Result<OwnedFd> {
+        buffer.export()
+    }
+
+    fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
+        Buffer::import(device, descriptor, bytes)
+    }
+
+    fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {
+        buffer.attach(companion);
+    }
+
+    fn find(device: &Device, uuid: &str) -> Option<Device> {
+        device::opened().into_iter().find(|other| other.info().uuid == uuid && other.image() == device.image())
+    }
+
+    fn keep_until(buffer: &Buffer, stream: &Stream) {
+        buffer.used_on(stream);
+    }
+
+    fn create_stream(device: &Device) -> Result<Stream> {
+        Stream::new(device)
+    }
+
+    fn stream_id(stream: &Stream) -> StreamId {
+        stream.id()
+    }
+
+    fn stream_device(stream: &Stream) -> Device {
+        stream.device().clone()
+    }
+
+    fn is_idle(stream: &Stream) -> Result<bool> {
+        stream.is_idle()
+    }
+
+    fn is_capturing(stream: &Stream) -> Result<bool> {
+        stream.is_capturing()
+    }
+
+    fn synchronize(stream: &Stream) -> Result<()> {
+        stream.synchronize()
+    }
+
+    fn upload(stream: &Stream, source: &[u8], buffer: &Buffer, offset: usize) -> Result<()> {
+        stream.upload(source, buffer, offset)
+    }
+
+    fn download(stream: &Stream, buffer: &Buffer, offset: usize, target: &mut [u8]) -> Result<()> {
+        stream.download(buffer, offset, target)
+    }
+
+    fn fill(stream: &Stream, buffer: &Buffer, offset: usize, bytes: usize, word: u32) -> Result<()> {
+        stream.fill(buffer, offset, bytes, word)
+    }
+
+    fn copy(stream: &Stream, source: (&Buffer, usize), target: (&Buffer, usize), bytes: usize) -> Result<()> {
+        stream.copy(source, target, bytes)
+    }
+
+    fn record(stream: &Stream) -> Result<Event> {
+        stream.record()
+    }
+
+    fn wait(stream: &Stream, event: &Event) -> Result<()> {
+        event.wait_on(stream)
+    }
+
+    fn is_complete(event: &Event) -> Result<bool> {
+        event.is_complete()
+    }
+
+    fn elapsed(start: &Event, end: &Event) -> Result<Duration> {
+        start.elapsed(end)
+    }
+
+    fn begin_capture(stream: &Stream) -> Result<()> {
+        graph::begin(stream)
+    }
+
+    fn end_capture(stream: &Stream) -> Result<Graph> {
+        graph::end(stream)
+    }
+
+    fn replay(graph: &Graph, stream: &Stream) -> Result<()> {
+        graph.replay(stream)
+    }
+
+    fn load(device: &Device) -> Result<Module> {
+        device.module()
+    }
+
+    fn code(module: &Module) -> String {
+        module.code()
+    }
+
+    fn fingerprint(module: &Module) -> u64 {
+        module.fingerprint()
+    }
+
+    fn resident_blocks(module: &Module, kernel: Kernel, threads: u32) -> Result<u32> {
+        module.resident_blocks(kernel, threads)
+    }
+
+    unsafe fn launch(stream: &Stream, module: &Module, launch: &Launch<'_, Self>) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { module.launch(stream, launch) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use signal_core::error::{Error, Image};
 
     #[test]
     fn a_missing_image_is_named() {
@@ -68,6 +217,9 @@ mod tests {
     #[test]
     fn opening_never_panics() {
         let image = RocmImage { bytes: &[1], archs: &["gfx942"], fingerprint: 0, missing: "" };
-        assert!(matches!(Rocm::open(image), Err(Error::Unavailable { backend: "rocm", .. })));
+        match Rocm::open(image) {
+            Ok(_) | Err(Error::Unavailable { backend: "rocm", .. } | Error::Driver { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
     }
 }

@@ -187,6 +187,8 @@ pub(super) fn agreement<B: Backend>(settings: &Settings, module: &B::Module) -> 
         ("layout version", LAYOUT_VERSION.to_string()),
         ("backend", B::NAME.to_owned()),
         ("kernel image", format!("{:016x}", B::fingerprint(module))),
+        // Of another architecture it runs other instructions, and waves of another size.
+        ("device code", B::code(module)),
         ("tuning table", format!("{:016x}", plan::table_fingerprint())),
     ];
     entries.extend(settings.entries());

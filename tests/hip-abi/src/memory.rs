@@ -1,0 +1,225 @@
+//! Memory and copies.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
+
+use signal_comm::host::{Buffer, Host};
+use signal_comm::{Backend, MemoryKind};
+
+use crate::object::look;
+use crate::work::{Stream, wait_for_all};
+use crate::{Code, INVALID_VALUE, code, current, failed, lock, put};
+
+struct Allocation {
+    buffer: Buffer,
+    /// By which other processes open it; kept open for them.
+    shared: Option<OwnedFd>,
+    /// How it has to be freed.
+    how: How,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Free,
+    HostFree,
+    Close,
+}
+
+/// All of it, by where it begins.
+static MEMORY: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
+
+fn allocate(to: *mut *mut c_void, bytes: usize, kind: MemoryKind, how: How) -> Result<(), Code> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let buffer = failed(Host::allocate(current()?, bytes, kind))?;
+    add(to, buffer, how)
+}
+
+fn add(to: *mut *mut c_void, buffer: Buffer, how: How) -> Result<(), Code> {
+    let address = Host::address(&buffer);
+    // SAFETY: the caller of the interface passes memory for it.
+    unsafe { put(to, address as *mut c_void) }?;
+    lock(&MEMORY).insert(address, Allocation { buffer, shared: None, how });
+    Ok(())
+}
+
+fn free(address: *mut c_void, how: How) -> Result<(), Code> {
+    if address.is_null() {
+        return Ok(());
+    }
+    // As the real one does.
+    wait_for_all()?;
+    let mut memory = lock(&MEMORY);
+    match memory.get(&(address as u64)) {
+        Some(found) if found.how == how => {
+            memory.remove(&(address as u64));
+            Ok(())
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// The buffer that `bytes` at an address lie in, and where.
+fn find(address: *mut c_void, bytes: usize) -> Result<(Buffer, usize), Code> {
+    let address = address as u64;
+    let memory = lock(&MEMORY);
+    let (start, found) = memory.range(..=address).next_back().ok_or(INVALID_VALUE)?;
+    let offset = (address - start) as usize;
+    let end = offset.checked_add(bytes).ok_or(INVALID_VALUE)?;
+    if end > Host::bytes(&found.buffer) { Err(INVALID_VALUE) } else { Ok((found.buffer.clone(), offset)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMalloc(to: *mut *mut c_void, bytes: usize) -> Code {
+    code(allocate(to, bytes, MemoryKind::Device, How::Free))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipExtMallocWithFlags(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
+    const FINE_GRAINED: c_uint = 1;
+    const UNCACHED: c_uint = 3;
+    match flags {
+        UNCACHED if cfg!(feature = "old") => INVALID_VALUE,
+        // Such that other processes can open it.
+        FINE_GRAINED | UNCACHED => code(allocate(to, bytes, MemoryKind::Shared, How::Free)),
+        _ => INVALID_VALUE,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipFree(address: *mut c_void) -> Code {
+    code(free(address, How::Free))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostMalloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
+    const PORTABLE: c_uint = 1;
+    const MAPPED: c_uint = 2;
+    const COHERENT: c_uint = 0x4000_0000;
+    // Kernels and the host look at it while both run.
+    if flags != PORTABLE | MAPPED | COHERENT {
+        return INVALID_VALUE;
+    }
+    code(allocate(to, bytes, MemoryKind::HostMapped, How::HostFree))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostFree(address: *mut c_void) -> Code {
+    code(free(address, How::HostFree))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostGetDevicePointer(to: *mut *mut c_void, host: *mut c_void, flags: c_uint) -> Code {
+    if flags != 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's output.
+    code(find(host, 1).and_then(|_| unsafe { put(to, host) }))
+}
+
+/// What travels: which process has which descriptor open.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle {
+    magic: u64,
+    process: u64,
+    descriptor: u64,
+    bytes: u64,
+    rest: [u64; 4],
+}
+
+const _: () = assert!(size_of::<IpcHandle>() == 64);
+const MAGIC: u64 = 0x5349_474e_414c_4950;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipIpcGetMemHandle(to: *mut IpcHandle, address: *mut c_void) -> Code {
+    let mut memory = lock(&MEMORY);
+    let Some(found) = memory.get_mut(&(address as u64)).filter(|found| found.how == How::Free) else {
+        return INVALID_VALUE;
+    };
+    if found.shared.is_none() {
+        match failed(Host::export(&found.buffer)) {
+            Ok(descriptor) => found.shared = Some(descriptor),
+            Err(code) => return code,
+        }
+    }
+    let descriptor = found.shared.as_ref().map_or(0, |shared| shared.as_raw_fd() as u64);
+    let bytes = Host::bytes(&found.buffer) as u64;
+    let handle = IpcHandle { magic: MAGIC, process: std::process::id().into(), descriptor, bytes, rest: [0; 4] };
+    // SAFETY: the caller's output.
+    code(unsafe { put(to, handle) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipIpcOpenMemHandle(to: *mut *mut c_void, handle: IpcHandle, flags: c_uint) -> Code {
+    let lazy = c_uint::from(!cfg!(feature = "old"));
+    // Its own process's memory a process cannot open.
+    if flags != lazy || handle.magic != MAGIC || handle.process == u64::from(std::process::id()) {
+        return INVALID_VALUE;
+    }
+    let path = format!("/proc/{}/fd/{}", handle.process, handle.descriptor);
+    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return INVALID_VALUE };
+    code(current().and_then(|device| {
+        let buffer = failed(Host::import(device, file.into(), handle.bytes as usize))?;
+        add(to, buffer, How::Close)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipIpcCloseMemHandle(address: *mut c_void) -> Code {
+    code(free(address, How::Close))
+}
+
+unsafe fn copy(to: *mut c_void, from: *mut c_void, bytes: usize, stream: *mut c_void) -> Result<(), Code> {
+    // SAFETY: the caller of the interface passes a stream of this library's.
+    let stream = unsafe { look::<Stream>(stream) }?;
+    let (source, target) = (find(from, bytes)?, find(to, bytes)?);
+    failed(Host::copy(&stream.stream, (&source.0, source.1), (&target.0, target.1), bytes))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemcpyHtoDAsync(
+    to: *mut c_void,
+    from: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    // SAFETY: passed on to the caller.
+    code(unsafe { copy(to, from, bytes, stream) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemcpyDtoHAsync(
+    to: *mut c_void,
+    from: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    // SAFETY: passed on to the caller.
+    code(unsafe { copy(to, from, bytes, stream) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemcpyDtoDAsync(
+    to: *mut c_void,
+    from: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    // SAFETY: passed on to the caller.
+    code(unsafe { copy(to, from, bytes, stream) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemsetD32Async(to: *mut c_void, value: c_int, count: usize, stream: *mut c_void) -> Code {
+    // SAFETY: the caller of the interface passes a stream of this library's.
+    let stream = unsafe { look::<Stream>(stream) };
+    code(stream.and_then(|stream| {
+        let (buffer, offset) = find(to, count * 4)?;
+        failed(Host::fill(&stream.stream, &buffer, offset, count * 4, value.cast_unsigned()))
+    }))
+}
