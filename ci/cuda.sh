@@ -8,9 +8,11 @@
 #   ci/cuda.sh              both.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-# The executable that a cargo command reports as built.
+# built FEATURES COMMAND...: what a cargo command reports as built.
 built() {
-  cargo "$@" --release --features cuda --message-format=json-render-diagnostics |
+  local features=$1
+  shift
+  cargo "$@" --release --features "$features" --message-format=json-render-diagnostics |
     python3 -c 'import json, sys
 found = [m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")]
 print(found[-1])'
@@ -23,15 +25,20 @@ pack() {
   export SIGNAL_REQUIRE_IMAGES=host,cuda
   rm -rf "$dir"
   mkdir -p "$dir"
-  cp "$(built build -p signal-cli)" "$dir/signal"
-  cp "$(built test --test cuda --no-run)" "$dir/suite"
-  cp "$(built build --example tensor_parallel)" "$dir/tensor_parallel"
-  cp "$(built build --bench call)" "$dir/call"
-  cp "$(built build --bench behind)" "$dir/behind"
-  cp "$(built build --bench bounded)" "$dir/bounded"
+  cp "$(built cuda build -p signal-cli)" "$dir/signal"
+  cp "$(built cuda test --test cuda --no-run)" "$dir/suite"
+  cp "$(built cuda build --example tensor_parallel)" "$dir/tensor_parallel"
+  cp "$(built cuda build --bench call)" "$dir/call"
+  cp "$(built cuda build --bench behind)" "$dir/behind"
+  cp "$(built cuda build --bench bounded)" "$dir/bounded"
+  # The ROCm backend on the CUDA driver (tests/hip-abi), which says that it is a gfx942.
+  cp "$(SIGNAL_REQUIRE_IMAGES=hip AMDGPU_TARGETS=gfx942 built rocm test --test rocm --no-run)" "$dir/rocm"
+  cargo build --release -p signal-hip-abi --features cuda
+  mkdir "$dir/lib"
+  cp "${CARGO_TARGET_DIR:-target}/release/libamdhip64.so" "$dir/lib/libamdhip64.so.7"
   "$nvcc" -std=c++17 -O3 -fmad=false -arch=sm_90 -cubin -DSIGNAL_UNBOUNDED_WAITS -o "$dir/unbounded.cubin" kernels/cuda/kernels.cu
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
-  for program in signal suite tensor_parallel call behind bounded floor; do strip "$dir/$program"; done
+  for program in signal suite rocm lib/libamdhip64.so.7 tensor_parallel call behind bounded floor; do strip "$dir/$program"; done
   cp "$(find_fixture)" "$dir/minilm.safetensors"
   cp ci/cuda_run.sh "$dir/run.sh"
   local commit

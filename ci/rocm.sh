@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# What a runner with AMD GPUs executes: `doctor` and the tests of the ROCm backend, and with ROCm's own hipcc. It needs
-# Rust, a C++ compiler, and ROCm.
+# What a runner with AMD GPUs executes: build, doctor, conformance, benchmark. It needs Rust, a C++ compiler, and ROCm.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 rocm=${ROCM_PATH:-/opt/rocm}
@@ -10,5 +9,10 @@ gpus=$(rocminfo | grep -c '^ *Name: *gfx' || true)
 [ "$gpus" -gt 0 ] || die "ROCm lists no GPU"
 export SIGNAL_REQUIRE_IMAGES=host,hip
 
+share=()
+[ "$gpus" -ge 2 ] || share=(--share-devices)
 cargo run --release --features rocm -- doctor
-cargo test --features rocm --test rocm
+cargo test --release --no-default-features --features rocm --test rocm -- --test-threads=1
+for collective in all-reduce reduce-scatter all-gather; do
+  cargo run --release --features rocm -- bench "$collective" --backend rocm --ranks 2 "${share[@]}" -d bf16 --graph 50 -b 2K -e 64M -f 4
+done

@@ -57,16 +57,16 @@ stage_machine_code() {
   cargo test -p signal-comm --no-default-features --features "$FEATURES" --test machine_code
 }
 
-# The ROCm backend's host code, on a library that stands for the HIP runtime (tests/hip-abi). $1: features of that library; what
-# follows goes to the tests.
+# The ROCm backend's host code, on a library that stands for the HIP runtime (tests/hip-abi). $1: features of that library; $2: which
+# tests; what follows goes to them.
 run_rocm() {
-  local features=$1 root=target/hip-abi${1:+-$1}
-  shift
+  local features=$1 root=target/hip-abi${1:+-$1} test=$2
+  shift 2
   cargo build -p signal-hip-abi --features "$features"
   mkdir -p "$root/lib"
   cp "${CARGO_TARGET_DIR:-target}/debug/libamdhip64.so" "$root/lib/libamdhip64.so.7"
   # By that path alone: a runtime that is installed is found by its name.
-  LD_LIBRARY_PATH=$PWD/$root/lib cargo test -p signal-comm --no-default-features --features "$FEATURES" --test rocm -- "$@"
+  LD_LIBRARY_PATH=$PWD/$root/lib cargo test -p signal-comm --no-default-features --features "$FEATURES" --test "$test" -- "$@"
 }
 
 # Cases that between them call all of the backend; rocm_long runs the whole suite.
@@ -77,13 +77,14 @@ ROCM_CASES=(
 )
 
 stage_rocm() {
-  run_rocm "" "${ROCM_CASES[@]}"
+  run_rocm "" rocm "${ROCM_CASES[@]}"
+  run_rocm "" rocm_refusals
 }
 
 stage_rocm_long() {
-  run_rocm ""
+  run_rocm "" rocm
   # As ROCm 5.2 was: no graphs.
-  run_rocm old all_reduce_matches exchanges_match processes_two_groups
+  run_rocm old rocm all_reduce_matches exchanges_match processes_two_groups
 }
 
 # With the default features: the suites of the GPU backends need GPUs. What a user meets without one is tried too.

@@ -4,11 +4,10 @@ use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Mutex};
 
 use signal_comm::Backend;
-use signal_comm::host::{self, Host};
 
 use crate::object::{Object, give, look, take};
 use crate::work::Stream;
-use crate::{Code, INVALID_VALUE, code, failed, lock, put};
+use crate::{Code, Engine, INVALID_VALUE, code, failed, lock, put};
 
 /// What a stream captures into: the handle of the graph.
 pub(crate) struct Capture {
@@ -26,7 +25,7 @@ impl Object for Graph {
 /// What a graph and its executables share.
 #[derive(Default)]
 struct Content {
-    graph: Mutex<Option<host::Graph>>,
+    graph: Mutex<Option<<Engine as Backend>::Graph>>,
     #[cfg(not(feature = "old"))]
     kept: Mutex<Vec<Arc<crate::user::Kept>>>,
 }
@@ -54,7 +53,7 @@ impl Object for Exec {
 pub unsafe extern "C" fn hipStreamIsCapturing(stream: *mut c_void, to: *mut c_uint) -> Code {
     // SAFETY: the caller of the interface passes a stream of this library's.
     code(unsafe { look::<Stream>(stream) }.and_then(|stream| {
-        let capturing = failed(Host::is_capturing(&stream.stream))?;
+        let capturing = failed(Engine::is_capturing(&stream.stream))?;
         // SAFETY: the caller's output.
         unsafe { put(to, c_uint::from(capturing)) }
     }))
@@ -93,7 +92,7 @@ pub unsafe extern "C" fn hipStreamBeginCapture(stream: *mut c_void, mode: c_uint
     }
     // SAFETY: the caller of the interface passes a stream of this library's.
     code(unsafe { look::<Stream>(stream) }.and_then(|stream| {
-        failed(Host::begin_capture(&stream.stream))?;
+        failed(Engine::begin_capture(&stream.stream))?;
         let mut number = lock(&NUMBER);
         *number += 1;
         let graph = give(Graph(Arc::default())) as usize;
@@ -106,7 +105,7 @@ pub unsafe extern "C" fn hipStreamBeginCapture(stream: *mut c_void, mode: c_uint
 pub unsafe extern "C" fn hipStreamEndCapture(stream: *mut c_void, to: *mut *mut c_void) -> Code {
     // SAFETY: the caller of the interface passes a stream of this library's.
     code(unsafe { look::<Stream>(stream) }.and_then(|stream| {
-        let captured = failed(Host::end_capture(&stream.stream))?;
+        let captured = failed(Engine::end_capture(&stream.stream))?;
         let capture = lock(&stream.capture).take().ok_or(INVALID_VALUE)?;
         // SAFETY: the handle was made when the capture began, and nobody could destroy it.
         let graph = unsafe { look::<Graph>(capture.graph as *mut c_void) }?;
@@ -133,7 +132,7 @@ pub unsafe extern "C" fn hipGraphLaunch(exec: *mut c_void, stream: *mut c_void) 
     // SAFETY: the caller of the interface passes a stream and an executable of this library's.
     let (exec, stream) = unsafe { (look::<Exec>(exec), look::<Stream>(stream)) };
     code(exec.and_then(|exec| match &*lock(&exec.0.graph) {
-        Some(graph) => failed(Host::replay(graph, &stream?.stream)),
+        Some(graph) => failed(Engine::replay(graph, &stream?.stream)),
         None => Err(INVALID_VALUE),
     }))
 }

@@ -1,8 +1,9 @@
-//! The C interface of the HIP runtime on top of the host backend: see README.md. Signatures, numbers and offsets are those of AMD's
+//! The C interface of the HIP runtime on top of another backend: see README.md. Signatures, numbers and offsets are those of AMD's
 //! header, written down here once more, so that a mistake in the backend's own list does not meet itself.
 #![allow(non_snake_case, missing_docs, unreachable_pub, clippy::missing_safety_doc)]
 
 mod graph;
+mod ipc;
 mod memory;
 mod object;
 #[cfg(not(feature = "old"))]
@@ -14,7 +15,21 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use signal_comm::Backend;
-use signal_comm::host::{Device, Host};
+
+/// What it runs on.
+#[cfg(not(feature = "cuda"))]
+pub(crate) type Engine = signal_comm::host::Host;
+#[cfg(feature = "cuda")]
+pub(crate) type Engine = signal_comm::cuda::Cuda;
+
+type Device = <Engine as Backend>::Device;
+
+fn open() -> signal_comm::Result<Engine> {
+    #[cfg(not(feature = "cuda"))]
+    return signal_comm::host::open();
+    #[cfg(feature = "cuda")]
+    signal_comm::cuda::open()
+}
 
 pub(crate) type Code = c_uint;
 pub(crate) const SUCCESS: Code = 0;
@@ -28,9 +43,9 @@ pub(crate) const NOT_READY: Code = 600;
 const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(crate) const UNKNOWN: Code = 999;
 
-/// Threads of the host's for a block of so many: a wave of 32 is one.
-pub(crate) fn host_threads(threads: u32) -> u32 {
-    threads.div_ceil(WAVE)
+/// Threads of the engine for a block of so many: on CPU threads a wave is one.
+pub(crate) fn engine_threads(threads: u32) -> u32 {
+    if cfg!(feature = "cuda") { threads } else { threads.div_ceil(WAVE) }
 }
 const WAVE: u32 = 32;
 
@@ -98,7 +113,7 @@ pub unsafe extern "C" fn hipInit(flags: c_uint) -> Code {
         return INVALID_VALUE;
     }
     if DEVICES.get().is_none() {
-        match failed(signal_comm::host::open().and_then(|host| host.devices())) {
+        match failed(open().and_then(|engine| engine.devices())) {
             Ok(devices) => drop(DEVICES.set(devices)),
             Err(code) => return code,
         }
@@ -126,7 +141,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_u
         // All the blocks that fit are of one unit.
         63 => 1,
         87 => WAVE as c_int,
-        // In kHz: the host's clock counts nanoseconds.
+        // In kHz: both engines' clocks count nanoseconds.
         10_017 if !cfg!(feature = "old") => 1_000_000,
         _ => return INVALID_VALUE,
     };
@@ -137,7 +152,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, number: c_int) -> Code {
     // SAFETY: the caller passes `len` bytes.
-    code(device(number).and_then(|device| unsafe { put_text(name, len, &Host::describe(device).name) }))
+    code(device(number).and_then(|device| unsafe { put_text(name, len, &Engine::describe(device).name) }))
 }
 
 #[unsafe(no_mangle)]
@@ -157,7 +172,7 @@ pub unsafe extern "C" fn hipDeviceGetUuid(uuid: *mut [c_char; 16], number: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceTotalMem(bytes: *mut usize, number: c_int) -> Code {
     // SAFETY: the caller's output.
-    code(device(number).and_then(|device| unsafe { put(bytes, Host::describe(device).memory_bytes as usize) }))
+    code(device(number).and_then(|device| unsafe { put(bytes, Engine::describe(device).memory_bytes as usize) }))
 }
 
 /// Size of the struct, and where the architecture's name stands, before ROCm 6.0.
@@ -166,14 +181,22 @@ const OLD_PROPERTIES: (usize, usize) = (792, 396);
 #[cfg(not(feature = "old"))]
 const NEW_PROPERTIES: (usize, usize) = (1472, 1160);
 
+/// The architecture that a device says it has: `SIGNAL_HIP_ABI_ARCHS` lists them, the last for all that follow.
+fn arch_of(number: c_int) -> String {
+    let list = std::env::var("SIGNAL_HIP_ABI_ARCHS").unwrap_or_default();
+    let archs: Vec<&str> = list.split(',').filter(|arch| !arch.is_empty()).collect();
+    let arch = archs.get(number.cast_unsigned() as usize).or(archs.last()).copied().unwrap_or("gfx942");
+    format!("{arch}:sramecc+:xnack-")
+}
+
 unsafe fn properties(to: *mut u8, number: c_int, (size, arch_at): (usize, usize)) -> Code {
     let Ok(device) = device(number) else { return INVALID_DEVICE };
     // SAFETY: the caller passes a struct of this size.
     unsafe { to.write_bytes(0, size) };
     // SAFETY: the name stands first, in 256 bytes; the architecture's has as many.
     let put = unsafe {
-        put_text(to.cast(), 256, &Host::describe(device).name)
-            .and_then(|()| put_text(to.add(arch_at).cast(), 256, "gfx942:sramecc+:xnack-"))
+        put_text(to.cast(), 256, &Engine::describe(device).name)
+            .and_then(|()| put_text(to.add(arch_at).cast(), 256, &arch_of(number)))
     };
     code(put)
 }
@@ -204,8 +227,10 @@ pub unsafe extern "C" fn hipGetDevice(number: *mut c_int) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceCanAccessPeer(can: *mut c_int, from: c_int, to: c_int) -> Code {
+    // One pair of devices may be without, in one direction.
+    let refused = std::env::var("SIGNAL_HIP_ABI_NO_PEER").is_ok_and(|pair| pair == format!("{from}>{to}"));
     // SAFETY: the caller's output.
-    code(device(from).and(device(to)).and_then(|_| unsafe { put(can, c_int::from(from != to)) }))
+    code(device(from).and(device(to)).and_then(|_| unsafe { put(can, c_int::from(from != to && !refused)) }))
 }
 
 #[unsafe(no_mangle)]

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use signal_comm::host::{Buffer, Host};
 use signal_comm::{Backend, MemoryKind};
 
+use crate::ipc;
 use crate::object::look;
 use crate::work::{Stream, wait_for_all};
-use crate::{Code, INVALID_VALUE, code, current, failed, lock, put};
+use crate::{Code, Engine, INVALID_VALUE, UNKNOWN, code, current, failed, lock, put};
+
+type Buffer = <Engine as Backend>::Buffer;
 
 struct Allocation {
     buffer: Buffer,
@@ -35,12 +36,12 @@ fn allocate(to: *mut *mut c_void, bytes: usize, kind: MemoryKind, how: How) -> R
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let buffer = failed(Host::allocate(current()?, bytes, kind))?;
+    let buffer = failed(Engine::allocate(current()?, bytes, kind))?;
     add(to, buffer, how)
 }
 
 fn add(to: *mut *mut c_void, buffer: Buffer, how: How) -> Result<(), Code> {
-    let address = Host::address(&buffer);
+    let address = Engine::address(&buffer);
     // SAFETY: the caller of the interface passes memory for it.
     unsafe { put(to, address as *mut c_void) }?;
     lock(&MEMORY).insert(address, Allocation { buffer, shared: None, how });
@@ -70,7 +71,7 @@ fn find(address: *mut c_void, bytes: usize) -> Result<(Buffer, usize), Code> {
     let (start, found) = memory.range(..=address).next_back().ok_or(INVALID_VALUE)?;
     let offset = (address - start) as usize;
     let end = offset.checked_add(bytes).ok_or(INVALID_VALUE)?;
-    if end > Host::bytes(&found.buffer) { Err(INVALID_VALUE) } else { Ok((found.buffer.clone(), offset)) }
+    if end > Engine::bytes(&found.buffer) { Err(INVALID_VALUE) } else { Ok((found.buffer.clone(), offset)) }
 }
 
 #[unsafe(no_mangle)]
@@ -121,13 +122,13 @@ pub unsafe extern "C" fn hipHostGetDevicePointer(to: *mut *mut c_void, host: *mu
     code(find(host, 1).and_then(|_| unsafe { put(to, host) }))
 }
 
-/// What travels: which process has which descriptor open.
+/// What travels: where it is, and whose.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IpcHandle {
     magic: u64,
     process: u64,
-    descriptor: u64,
+    address: u64,
     bytes: u64,
     rest: [u64; 4],
 }
@@ -135,21 +136,28 @@ pub struct IpcHandle {
 const _: () = assert!(size_of::<IpcHandle>() == 64);
 const MAGIC: u64 = 0x5349_474e_414c_4950;
 
+/// The descriptor of memory that was exported.
+fn shared(address: u64) -> Option<OwnedFd> {
+    lock(&MEMORY).get(&address).and_then(|found| found.shared.as_ref()?.try_clone().ok())
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipIpcGetMemHandle(to: *mut IpcHandle, address: *mut c_void) -> Code {
+    if ipc::serve(shared).is_err() {
+        return UNKNOWN;
+    }
     let mut memory = lock(&MEMORY);
     let Some(found) = memory.get_mut(&(address as u64)).filter(|found| found.how == How::Free) else {
         return INVALID_VALUE;
     };
     if found.shared.is_none() {
-        match failed(Host::export(&found.buffer)) {
+        match failed(Engine::export(&found.buffer)) {
             Ok(descriptor) => found.shared = Some(descriptor),
             Err(code) => return code,
         }
     }
-    let descriptor = found.shared.as_ref().map_or(0, |shared| shared.as_raw_fd() as u64);
-    let bytes = Host::bytes(&found.buffer) as u64;
-    let handle = IpcHandle { magic: MAGIC, process: std::process::id().into(), descriptor, bytes, rest: [0; 4] };
+    let (process, bytes) = (std::process::id().into(), Engine::bytes(&found.buffer) as u64);
+    let handle = IpcHandle { magic: MAGIC, process, address: address as u64, bytes, rest: [0; 4] };
     // SAFETY: the caller's output.
     code(unsafe { put(to, handle) })
 }
@@ -158,13 +166,13 @@ pub unsafe extern "C" fn hipIpcGetMemHandle(to: *mut IpcHandle, address: *mut c_
 pub unsafe extern "C" fn hipIpcOpenMemHandle(to: *mut *mut c_void, handle: IpcHandle, flags: c_uint) -> Code {
     let lazy = c_uint::from(!cfg!(feature = "old"));
     // Its own process's memory a process cannot open.
-    if flags != lazy || handle.magic != MAGIC || handle.process == u64::from(std::process::id()) {
+    let process = u32::try_from(handle.process).unwrap_or(0);
+    if flags != lazy || handle.magic != MAGIC || process == std::process::id() {
         return INVALID_VALUE;
     }
-    let path = format!("/proc/{}/fd/{}", handle.process, handle.descriptor);
-    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return INVALID_VALUE };
+    let Ok(Some(descriptor)) = ipc::fetch(process, handle.address) else { return INVALID_VALUE };
     code(current().and_then(|device| {
-        let buffer = failed(Host::import(device, file.into(), handle.bytes as usize))?;
+        let buffer = failed(Engine::import(device, descriptor, handle.bytes as usize))?;
         add(to, buffer, How::Close)
     }))
 }
@@ -178,7 +186,7 @@ unsafe fn copy(to: *mut c_void, from: *mut c_void, bytes: usize, stream: *mut c_
     // SAFETY: the caller of the interface passes a stream of this library's.
     let stream = unsafe { look::<Stream>(stream) }?;
     let (source, target) = (find(from, bytes)?, find(to, bytes)?);
-    failed(Host::copy(&stream.stream, (&source.0, source.1), (&target.0, target.1), bytes))
+    failed(Engine::copy(&stream.stream, (&source.0, source.1), (&target.0, target.1), bytes))
 }
 
 #[unsafe(no_mangle)]
@@ -220,6 +228,6 @@ pub unsafe extern "C" fn hipMemsetD32Async(to: *mut c_void, value: c_int, count:
     let stream = unsafe { look::<Stream>(stream) };
     code(stream.and_then(|stream| {
         let (buffer, offset) = find(to, count * 4)?;
-        failed(Host::fill(&stream.stream, &buffer, offset, count * 4, value.cast_unsigned()))
+        failed(Engine::fill(&stream.stream, &buffer, offset, count * 4, value.cast_unsigned()))
     }))
 }

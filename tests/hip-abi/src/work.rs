@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
-use signal_comm::host::{self, Host};
 use signal_comm::kernel::{
     AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, CountedParams, ExchangeParams, Kernel,
     PeerProbeParams,
@@ -12,11 +11,13 @@ use signal_comm::{Backend, Launch};
 
 use crate::graph::Capture;
 use crate::object::{Object, give, look, take};
-use crate::{Code, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, NOT_READY, code, current, failed, host_threads, lock, put};
+use crate::{
+    Code, Engine, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, NOT_READY, code, current, engine_threads, failed, lock, put,
+};
 
 /// A stream.
 pub(crate) struct Stream {
-    pub(crate) stream: host::Stream,
+    pub(crate) stream: <Engine as Backend>::Stream,
     /// What it is capturing into.
     pub(crate) capture: Mutex<Option<Capture>>,
     /// Tells `STREAMS` that the stream is there.
@@ -28,19 +29,19 @@ impl Object for Stream {
 }
 
 /// All streams, for what waits for the device.
-static STREAMS: Mutex<Vec<(Weak<()>, host::Stream)>> = Mutex::new(Vec::new());
+static STREAMS: Mutex<Vec<(Weak<()>, <Engine as Backend>::Stream)>> = Mutex::new(Vec::new());
 
 /// Waits for all work of all devices.
 pub(crate) fn wait_for_all() -> Result<(), Code> {
-    let streams: Vec<host::Stream> = {
+    let streams: Vec<<Engine as Backend>::Stream> = {
         let mut streams = lock(&STREAMS);
-        streams.retain(|(alive, stream)| alive.strong_count() > 0 || !Host::is_idle(stream).unwrap_or(true));
+        streams.retain(|(alive, stream)| alive.strong_count() > 0 || !Engine::is_idle(stream).unwrap_or(true));
         streams.iter().map(|(_, stream)| stream.clone()).collect()
     };
     streams
         .iter()
-        .filter(|stream| !Host::is_capturing(stream).unwrap_or(false))
-        .try_for_each(|s| failed(Host::synchronize(s)))
+        .filter(|stream| !Engine::is_capturing(stream).unwrap_or(false))
+        .try_for_each(|s| failed(Engine::synchronize(s)))
 }
 
 #[unsafe(no_mangle)]
@@ -50,7 +51,7 @@ pub unsafe extern "C" fn hipStreamCreateWithFlags(to: *mut *mut c_void, flags: c
         return INVALID_VALUE;
     }
     code(current().and_then(|device| {
-        let stream = failed(Host::create_stream(device))?;
+        let stream = failed(Engine::create_stream(device))?;
         let alive = Arc::new(());
         lock(&STREAMS).push((Arc::downgrade(&alive), stream.clone()));
         // SAFETY: the caller's output.
@@ -67,14 +68,14 @@ pub unsafe extern "C" fn hipStreamDestroy(stream: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipStreamQuery(stream: *mut c_void) -> Code {
     // SAFETY: the caller of the interface passes a stream of this library's.
-    let idle = unsafe { look::<Stream>(stream) }.and_then(|stream| failed(Host::is_idle(&stream.stream)));
+    let idle = unsafe { look::<Stream>(stream) }.and_then(|stream| failed(Engine::is_idle(&stream.stream)));
     code(idle.and_then(|idle| if idle { Ok(()) } else { Err(NOT_READY) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipStreamSynchronize(stream: *mut c_void) -> Code {
     // SAFETY: as above.
-    code(unsafe { look::<Stream>(stream) }.and_then(|stream| failed(Host::synchronize(&stream.stream))))
+    code(unsafe { look::<Stream>(stream) }.and_then(|stream| failed(Engine::synchronize(&stream.stream))))
 }
 
 #[unsafe(no_mangle)]
@@ -85,13 +86,13 @@ pub unsafe extern "C" fn hipStreamWaitEvent(stream: *mut c_void, event: *mut c_v
     // SAFETY: the caller of the interface passes a stream and an event of this library's.
     let (stream, event) = unsafe { (look::<Stream>(stream), look::<Event>(event)) };
     code(stream.and_then(|stream| match &*lock(&event?.0) {
-        Some(event) => failed(Host::wait(&stream.stream, event)),
+        Some(event) => failed(Engine::wait(&stream.stream, event)),
         None => Ok(()),
     }))
 }
 
 /// An event; nothing before it is recorded.
-struct Event(Mutex<Option<host::Event>>);
+struct Event(Mutex<Option<<Engine as Backend>::Event>>);
 
 impl Object for Event {
     const KIND: u64 = 2;
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void)
     // SAFETY: the caller of the interface passes a stream and an event of this library's.
     let (event, stream) = unsafe { (look::<Event>(event), look::<Stream>(stream)) };
     code(event.and_then(|event| {
-        *lock(&event.0) = Some(failed(Host::record(&stream?.stream))?);
+        *lock(&event.0) = Some(failed(Engine::record(&stream?.stream))?);
         Ok(())
     }))
 }
@@ -126,7 +127,7 @@ pub unsafe extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void)
 pub unsafe extern "C" fn hipEventQuery(event: *mut c_void) -> Code {
     // SAFETY: the caller of the interface passes an event of this library's.
     code(unsafe { look::<Event>(event) }.and_then(|event| match &*lock(&event.0) {
-        Some(event) if !failed(Host::is_complete(event))? => Err(NOT_READY),
+        Some(event) if !failed(Engine::is_complete(event))? => Err(NOT_READY),
         _ => Ok(()),
     }))
 }
@@ -138,14 +139,14 @@ pub unsafe extern "C" fn hipEventElapsedTime(to: *mut f32, start: *mut c_void, e
     code(start.and_then(|start| {
         let (start, end) = (lock(&start.0), lock(&end?.0));
         let (Some(start), Some(end)) = (&*start, &*end) else { return Err(INVALID_VALUE) };
-        let time = failed(Host::elapsed(start, end))?;
+        let time = failed(Engine::elapsed(start, end))?;
         // SAFETY: the caller's output.
         unsafe { put(to, (time.as_secs_f64() * 1e3) as f32) }
     }))
 }
 
 /// An image on a device.
-struct Module(host::Module);
+struct Module(<Engine as Backend>::Module);
 
 impl Object for Module {
     const KIND: u64 = 3;
@@ -153,7 +154,7 @@ impl Object for Module {
 
 /// A kernel of it.
 struct Function {
-    module: host::Module,
+    module: <Engine as Backend>::Module,
     kernel: Kernel,
 }
 
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn hipModuleLoadData(to: *mut *mut c_void, image: *const c
         return INVALID_IMAGE;
     }
     code(current().and_then(|device| {
-        let module = failed(Host::load(device))?;
+        let module = failed(Engine::load(device))?;
         // SAFETY: the caller's output.
         unsafe { put(to, give(Module(module))) }
     }))
@@ -204,8 +205,8 @@ pub unsafe extern "C" fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
     }
     // SAFETY: the caller of the interface passes a function of this library's.
     code(unsafe { look::<Function>(function) }.and_then(|f| {
-        let threads = host_threads(threads.cast_unsigned());
-        let blocks = failed(Host::resident_blocks(&f.module, f.kernel, threads))?;
+        let threads = engine_threads(threads.cast_unsigned());
+        let blocks = failed(Engine::resident_blocks(&f.module, f.kernel, threads))?;
         // SAFETY: the caller's output.
         unsafe { put(to, blocks.cast_signed()) }
     }))
@@ -252,15 +253,15 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
     code(function.and_then(|function| {
         // SAFETY: the caller passes the address of each parameter, of which every kernel has one.
         let params = unsafe { std::slice::from_raw_parts((*params).cast::<u8>(), param_bytes(function.kernel)) };
-        let launch = Launch::<Host> {
+        let launch = Launch::<Engine> {
             kernel: function.kernel,
             grid,
-            threads: host_threads(block),
+            threads: engine_threads(block),
             params,
             early: false,
             uses: &[],
         };
         // SAFETY: the parameters are the kernel's; the caller keeps their memory until the kernel has ended, as the interface asks.
-        failed(unsafe { Host::launch(&stream?.stream, &function.module, &launch) })
+        failed(unsafe { Engine::launch(&stream?.stream, &function.module, &launch) })
     }))
 }
