@@ -5,8 +5,8 @@
 #   ci/install.sh [packages|nvcc]
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-# The last one is the HIP runtime itself, which says what a user without an AMD GPU hears.
-PACKAGES=(g++ clang-19 lld-19 llvm-19 libclang-rt-19-dev spin libamdhip64-5)
+# The last one is the HIP runtime itself, which says what a user without an AMD GPU hears, with its headers.
+PACKAGES=(g++ clang-19 lld-19 llvm-19 libclang-rt-19-dev spin libamdhip64-dev)
 CUDA_PACKAGES=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl)
 
 install_packages() {

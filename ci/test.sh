@@ -4,11 +4,11 @@
 #
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
-# Stages: fmt clippy docs images machine_code rocm tests quickstart example tsan model mutants; --full adds the long forms: archs rocm_long long asan bindings
+# Stages: fmt clippy docs images machine_code rocm hip_sys tests quickstart example tsan model mutants; --full adds the long forms: archs rocm_long long asan bindings
 # package.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-STAGES=(fmt clippy docs images machine_code rocm tests quickstart example tsan model mutants)
+STAGES=(fmt clippy docs images machine_code rocm hip_sys tests quickstart example tsan model mutants)
 LONG_STAGES=(archs rocm_long long asan bindings package)
 # Of the short stages together.
 LIMIT=$((30 * 60))
@@ -22,6 +22,7 @@ PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance signal
 
 stage_fmt() {
   cargo fmt --all --check
+  cargo fmt --manifest-path tests/hip-sys/Cargo.toml --check
 }
 
 stage_clippy() {
@@ -79,6 +80,11 @@ ROCM_CASES=(
 stage_rocm() {
   run_rocm "" rocm "${ROCM_CASES[@]}"
   run_rocm "" rocm_refusals
+}
+
+# The backend's list of the HIP interface against an independent one, which wants the headers and the library.
+stage_hip_sys() {
+  HIP_PATH=${HIP_PATH:-/usr} cargo test --manifest-path tests/hip-sys/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}/hip-sys"
 }
 
 stage_rocm_long() {
@@ -227,6 +233,7 @@ obstacle() {
     rocm | rocm_long)
       have "${CXX:-c++}" || say "no C++ compiler"
       [[ ",$FEATURES," == *,rocm,* ]] || say "no hip image" ;;
+    hip_sys) [ -e "${HIP_PATH:-/usr}/include/hip/hip_runtime_api.h" ] || say "no hip/hip_runtime_api.h" ;;
     tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
     machine_code)
       have clang++-19 || have clang++ || { say "no clang++" && return; }

@@ -1,0 +1,1 @@
+//! Nothing: the check is a test.
