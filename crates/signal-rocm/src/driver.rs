@@ -22,14 +22,14 @@ const DEFAULT_DIRECTORY: &str = "/opt/rocm";
 pub(crate) struct Driver {
     /// Of the runtime: 60032831 for ROCm 6.0.
     pub(crate) version: i32,
-    functions: Functions,
+    functions: &'static Functions,
 }
 
 impl std::ops::Deref for Driver {
     type Target = Functions;
 
     fn deref(&self) -> &Functions {
-        &self.functions
+        self.functions
     }
 }
 
@@ -52,7 +52,7 @@ impl Driver {
             let why = format!("{name} has neither hipGetDevicePropertiesR0600 nor hipGetDeviceProperties");
             return Err(unavailable(Unavailable::NotSupported(why)));
         }
-        let mut driver = Driver { version: 0, functions };
+        let mut driver = Driver { version: 0, functions: Box::leak(Box::new(functions)) };
         let mut version = 0;
         // SAFETY: writes one integer, which outlives the call.
         driver.check("hipRuntimeGetVersion", unsafe { (driver.hipRuntimeGetVersion)(&raw mut version) })?;
