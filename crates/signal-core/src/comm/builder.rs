@@ -105,7 +105,7 @@ impl<B: Backend> Builder<B> {
 
         let seats = devices.into_iter().zip(modules).zip(services);
         let seats = seats.map(|((device, module), service)| Seat { device, module, service }).collect();
-        let topology = Topology { family: infos[0].family, link, world };
+        let topology = Topology::new(&infos[0], link, world);
         seat(seats, settings, topology, budget)
     }
 

@@ -282,7 +282,7 @@ pub(super) fn connect<B: Backend>(
     link.exchange("connect: read", read_from_all(&own, &memory[rank], &devices, rank), patience)?;
 
     let connection = reached.into_iter().max().unwrap_or(Connection::SameDevice);
-    let topology = Topology { family: info.family, link: connection, world };
+    let topology = Topology::new(&info, connection, world);
     let ranks = Ranks::Apart(Processes { rank, link: Mutex::new(link) });
     Ok(Communicator::new(Arc::new(Group::new(memory, ranks, topology, budget)), rank, own, settings))
 }
