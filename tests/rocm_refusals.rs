@@ -61,13 +61,15 @@ fn peer_access_one_way() {
     }
 }
 
+fn assert_setting(name: &str, found: &Error) {
+    let same = matches!(found, Error::ApiMisuse(ApiMisuse::Setting { name: found, .. }) if *found == name);
+    assert!(same, "{found}");
+}
+
 #[test]
 fn launches_that_block() {
     if with("launches_that_block", &[("HIP_LAUNCH_BLOCKING", "1")]) {
-        let found = two_ranks();
-        let expected =
-            |name: &str| matches!(&found, Error::ApiMisuse(ApiMisuse::Setting { name: n, .. }) if *n == name);
-        assert!(expected("HIP_LAUNCH_BLOCKING"), "{found}");
+        assert_setting("HIP_LAUNCH_BLOCKING", &two_ranks());
     }
 }
 
@@ -76,9 +78,6 @@ fn handles_of_the_old_kind() {
     if with("handles_of_the_old_kind", &[("HSA_ENABLE_IPC_MODE_LEGACY", "1")]) {
         let devices = rocm::open().unwrap().devices().unwrap();
         let memory = Rocm::allocate(&devices[0], 4096, MemoryKind::Shared).unwrap();
-        let found = Rocm::export(&memory).unwrap_err();
-        let expected =
-            |name: &str| matches!(&found, Error::ApiMisuse(ApiMisuse::Setting { name: n, .. }) if *n == name);
-        assert!(expected("HSA_ENABLE_IPC_MODE_LEGACY"), "{found}");
+        assert_setting("HSA_ENABLE_IPC_MODE_LEGACY", &Rocm::export(&memory).unwrap_err());
     }
 }

@@ -241,7 +241,7 @@ SIGNAL_DEVICE void move_counted(const CountedParams& counted) {
   // The first barrier heeds the abort word, and staging comes behind it: all threads know here of what one has read, or a rank that
   // has nothing staged would tell its peers that it has.
   (void)may_stage(m);
-  barriers.who.mask = ((1u << g.world) - 1) & ~(1u << g.rank);
+  barriers.who.mask = peers_of(g);
   barriers.publish(message, false, Turn::kFirst);
   if (!barriers.complete()) return;
   ExchangeParams& p = shared.p;

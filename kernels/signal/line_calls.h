@@ -74,7 +74,7 @@ SIGNAL_COLD void move_lines(const ExchangeParams& p, uint32_t count, uint64_t ab
 
 SIGNAL_DEVICE uint64_t line_state_at(const GroupParams& g) { return platform::opaque(reinterpret_cast<uint64_t>(line_state(g))); }
 
-// Behind `begin_call`, of a form that loads nothing beside the count. `go_on(p, count, abort, sequence)` is the rest.
+// A form that loads nothing beside the count: `go_on(p, count, abort, sequence)` is what follows.
 template <class GoOn>
 SIGNAL_DEVICE void read_and(const ExchangeParams& p, GoOn go_on) {
   Member m(p.group, p.operation);
@@ -192,8 +192,6 @@ SIGNAL_DEVICE uint64_t reduced_line(const ExchangeParams& p, const LineOfEach& e
     return fold_lines<typename T::Fold>(p.op, p.group.world, each);
   }
 }
-
-SIGNAL_DEVICE uint32_t peers_of(const GroupParams& g) { return ((1u << g.world) - 1) & ~(1u << g.rank); }
 
 // Keeps the reduction of a thread's lines, from line `number` on, of which those of the peers in the mask `missing` have yet to come and the
 // others are in `each`: the rest of a call. Of a rank for which there is nothing, each peer's token.

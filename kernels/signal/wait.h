@@ -42,6 +42,9 @@ constexpr uint32_t kLineSetBytes = kMaxNumBlocksUpperBound * kMaxGpus * sizeof(L
 // The `k`th rank behind this one, so that not all ranks turn to one peer at once.
 SIGNAL_DEVICE uint32_t rank_after(const GroupParams& g, uint32_t k) { return g.rank + k < g.world ? g.rank + k : g.rank + k - g.world; }
 
+// All ranks but this one, as bits.
+SIGNAL_DEVICE uint32_t peers_of(const GroupParams& g) { return ((1u << g.world) - 1) & ~(1u << g.rank); }
+
 // Where every kernel begins: it may have been launched while the stream's earlier work still ran (P9). Nothing of a call's
 // memory is touched before, only addresses are worked out. From here on the next kernel may come, where the host allows it,
 // and waits likewise.

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 use crate::backend::MemoryKind;
 use crate::error::Result;
 
+/// How long an allocation that failed waits for a quiet moment, in which memory can be given back.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// A point in a stream.
 pub trait Reached: Debug + Send + Sync {
     /// Whether the stream has come to it.
@@ -220,12 +223,31 @@ impl<W: Work, M: Memory, G: Unused> Graves<W, M, G> {
         lock(&self.fresh).push((remains, uses));
     }
 
-    /// Memory of exactly this capacity and kind that nothing uses any more. Gives back to the driver what else is there, if the moment is
-    /// `quiet`.
+    /// Memory of this capacity and kind: what nothing uses any more, or what `allocate` gives. If that fails, it is tried again once memory that
+    /// waits for reuse has been given back.
     ///
     /// # Errors
     /// The driver's.
-    pub fn reuse(
+    pub fn allocate(
+        &self,
+        slots: &Slots<W>,
+        (capacity, kind): (usize, MemoryKind),
+        quiet: impl Fn() -> Result<Option<Quiet>>,
+        allocate: impl Fn() -> Result<M>,
+    ) -> Result<M> {
+        if let Some(memory) = self.reuse(slots, (capacity, kind), &quiet)? {
+            return Ok(memory);
+        }
+        allocate().or_else(|_| {
+            // Out of memory, most likely: what waits for reuse may be what is missing.
+            self.release_free(PATIENCE, quiet)?;
+            allocate()
+        })
+    }
+
+    /// Memory of exactly this capacity and kind that nothing uses any more. Gives back to the driver what else is there, if the moment is
+    /// `quiet`.
+    fn reuse(
         &self,
         slots: &Slots<W>,
         (capacity, kind): (usize, MemoryKind),
@@ -241,10 +263,7 @@ impl<W: Work, M: Memory, G: Unused> Graves<W, M, G> {
     }
 
     /// Gives what nothing uses back to the driver, if a quiet moment comes within `patience`.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn release_free(&self, patience: Duration, quiet: impl Fn() -> Result<Option<Quiet>>) -> Result<()> {
+    fn release_free(&self, patience: Duration, quiet: impl Fn() -> Result<Option<Quiet>>) -> Result<()> {
         let began = Instant::now();
         while !lock(&self.old).release_free(&quiet)? && began.elapsed() < patience {
             std::thread::sleep(Duration::from_micros(100)); // unlocked: others may have to allocate before their work ends

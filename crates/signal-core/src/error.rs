@@ -410,6 +410,19 @@ pub enum ApiMisuse {
     },
 }
 
+impl ApiMisuse {
+    /// Checks that `bytes` from `offset` lie within `len`.
+    ///
+    /// # Errors
+    /// [`Range`](Self::Range).
+    pub fn check_range(offset: usize, bytes: usize, len: usize) -> std::result::Result<(), Self> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= len => Ok(()),
+            end => Err(ApiMisuse::Range { start: offset, end: end.unwrap_or(usize::MAX), len }),
+        }
+    }
+}
+
 /// What a rank knows about a wait that ended without its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult};
 use signal_core::deferred::{self, Remains, Uses};
@@ -17,9 +16,6 @@ use crate::driver::check;
 use crate::quiet::quiet;
 use crate::shared;
 use crate::stream::Stream;
-
-/// How long an allocation that failed waits for a quiet moment, in which memory can be given back.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Device memory or pinned host memory.
 #[derive(Clone, Debug)]
@@ -66,17 +62,8 @@ impl Buffer {
             MemoryKind::Shared => shared::capacity(device, bytes)?,
             _ => bytes.next_multiple_of(4096),
         };
-        let memory = match device.graves().reuse(device.slots(), (capacity, kind), quiet)? {
-            Some(memory) => memory,
-            None => match Memory::allocate(device, capacity, kind) {
-                Err(_) => {
-                    // Out of memory, most likely: what waits for reuse may be what is missing.
-                    device.graves().release_free(PATIENCE, quiet)?;
-                    Memory::allocate(device, capacity, kind)?
-                }
-                memory => memory?,
-            },
-        };
+        let allocate = || Memory::allocate(device, capacity, kind);
+        let memory = device.graves().allocate(device.slots(), (capacity, kind), quiet, allocate)?;
         Ok(Buffer::of(device, memory, bytes))
     }
 
@@ -124,17 +111,6 @@ impl Buffer {
     /// Keeps the memory until the work that is now on `stream` has ended.
     pub(crate) fn used_on(&self, stream: &Stream) {
         self.0.uses.note(stream.slot());
-    }
-
-    /// Checks that `bytes` from `offset` lie within the buffer.
-    pub(crate) fn check_range(&self, offset: usize, bytes: usize) -> Result<()> {
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes() => Ok(()),
-            end => {
-                let end = end.unwrap_or(usize::MAX);
-                Err(ApiMisuse::Range { start: offset, end, len: self.bytes() }.into())
-            }
-        }
     }
 }
 
@@ -271,7 +247,7 @@ impl Stream {
             let (found, expected) = (name(buffer.device()), name(self.device()));
             return Err(ApiMisuse::WrongDevice { what: "buffer", found, expected }.into());
         }
-        buffer.check_range(offset, bytes)
+        Ok(ApiMisuse::check_range(offset, bytes, buffer.bytes())?)
     }
 }
 

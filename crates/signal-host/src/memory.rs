@@ -140,13 +140,8 @@ impl Buffer {
     /// A part of a buffer of `device`, or why there is none.
     pub(crate) fn part(&self, device: &Device, offset: usize, bytes: usize) -> Result<Part> {
         device.check("buffer", self.device())?;
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes() => Ok(Part { buffer: self.clone(), offset, bytes }),
-            end => {
-                let end = end.unwrap_or(usize::MAX);
-                Err(ApiMisuse::Range { start: offset, end, len: self.bytes() }.into())
-            }
-        }
+        ApiMisuse::check_range(offset, bytes, self.bytes())?;
+        Ok(Part { buffer: self.clone(), offset, bytes })
     }
 }
 
