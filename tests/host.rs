@@ -5,7 +5,7 @@ use signal_comm::host::{self, Host, HostConfig, HostImage};
 use std::time::{Duration, Instant};
 
 use signal_comm::error::{Image, Unavailable};
-use signal_comm::{ApiMisuse, Backend, Communicator, Error, ReduceOp, Settings, prove_peer};
+use signal_comm::{ApiMisuse, Backend, Communicator, Error, MemoryKind, ReduceOp, Settings, prove_peer};
 
 signal_conformance::suite!(conformance, watched(), |host: &Host| assert_eq!(host.overwritten(), []));
 
@@ -54,8 +54,8 @@ fn misuse_blocked_peer_names_the_pair() {
     assert!(access.refusal.is_some());
     assert_eq!(Host::peer_access(&devices[1], &devices[2]).unwrap().refusal, None);
     refused(Host::enable_peer(&devices[2], &devices[1]));
-    refused(prove_peer::<Host>(&devices[2], &devices[1]));
-    prove_peer::<Host>(&devices[1], &devices[2]).unwrap();
+    refused(prove_peer::<Host>(&devices[2], &devices[1], MemoryKind::PeerVisible));
+    prove_peer::<Host>(&devices[1], &devices[2], MemoryKind::PeerVisible).unwrap();
 
     let all = Communicator::<Host>::builder().settings(small());
     refused(all.all_local(&devices).map(|_| ()));

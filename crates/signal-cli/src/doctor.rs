@@ -3,7 +3,7 @@
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use signal_comm::layout::{CONTROL_BYTES, HOST_CONTROL_BYTES, SCRATCH_OFFSET, SIGNAL_BYTES};
-use signal_comm::{Backend, Link, Settings, prove_peer};
+use signal_comm::{Backend, Link, MemoryKind, Settings, prove_peer};
 
 use crate::backend::{BackendName, WithBackend, with_backend};
 use crate::error::{CliError, Result};
@@ -239,7 +239,7 @@ fn peer<B: Backend>(from: &B::Device, to: &B::Device) -> Peer {
         Ok(access) => access.link,
         Err(error) => return Peer { can: false, link: "unknown link".to_owned(), why_not: Some(error.to_string()) },
     };
-    let why_not = if from == to { None } else { prove_peer::<B>(from, to).err() };
+    let why_not = if from == to { None } else { prove_peer::<B>(from, to, MemoryKind::PeerVisible).err() };
     Peer { can: why_not.is_none(), link: link_name(link), why_not: why_not.map(|error| error.to_string()) }
 }
 

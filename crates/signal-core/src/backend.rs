@@ -171,7 +171,8 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     }
     /// Says whether `from` can read and write memory of `to` (one direction).
     fn peer_access(from: &Self::Device, to: &Self::Device) -> Result<PeerAccess>;
-    /// Makes memory of `to` reachable from `from`. Idempotent.
+    /// Makes memory of `to` that [peers](MemoryKind::PeerVisible) may see reachable from `from`, whenever it was or will be allocated.
+    /// Idempotent.
     fn enable_peer(from: &Self::Device, to: &Self::Device) -> Result<()>;
 
     /// Allocates `bytes` (more than 0), aligned to 256 at least. The content is unspecified.

@@ -13,18 +13,20 @@ pub(crate) const PATTERN_BYTES: usize = WORDS * 4;
 const SEED: u32 = 0x5eed_0001;
 
 /// Enables access from `from` to the memory of `to`, writes there by a kernel on `from`, and checks what arrived, read
-/// back by `from` and read by `to` itself.
+/// back by `from` and read by `to` itself. `kind` is one that peers see: [`MemoryKind::PeerVisible`], of which a communicator of one
+/// process is made, or [`MemoryKind::Shared`].
 ///
 /// # Errors
 /// [`Error::Peer`] with the pair and the reason; errors of the driver.
-pub fn prove_peer<B: Backend>(from: &B::Device, to: &B::Device) -> Result<()> {
-    prove_peer_with::<B>(from, to, &B::load(from)?, &B::create_stream(from)?, &B::create_stream(to)?).map(|_| ())
+pub fn prove_peer<B: Backend>(from: &B::Device, to: &B::Device, kind: MemoryKind) -> Result<()> {
+    prove_peer_with::<B>((from, to), kind, &B::load(from)?, &B::create_stream(from)?, &B::create_stream(to)?)
+        .map(|_| ())
 }
 
 /// [`prove_peer`] with what the caller has at hand; gives what connects the two.
 pub(crate) fn prove_peer_with<B: Backend>(
-    from: &B::Device,
-    to: &B::Device,
+    (from, to): (&B::Device, &B::Device),
+    kind: MemoryKind,
     module: &B::Module,
     near_stream: &B::Stream,
     far_stream: &B::Stream,
@@ -38,7 +40,7 @@ pub(crate) fn prove_peer_with<B: Backend>(
         B::enable_peer(from, to)?;
     }
 
-    let far = B::allocate(to, WORDS * 4, MemoryKind::PeerVisible)?;
+    let far = B::allocate(to, WORDS * 4, kind)?;
     B::fill(far_stream, &far, 0, WORDS * 4, !SEED)?;
     B::synchronize(far_stream)?;
     write_pattern::<B>(near_stream, module, &far, 0, SEED)

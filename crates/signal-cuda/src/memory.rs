@@ -165,7 +165,7 @@ impl deferred::Memory for Memory {
             // SAFETY: as above.
             Source::Pinned(host) => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) }),
             // SAFETY: as above.
-            Source::Shared => unsafe { shared::release(self.address, self.capacity) },
+            Source::Shared => unsafe { shared::release(self.address) },
         }
     }
 }

@@ -6,6 +6,7 @@ use signal_core::{Link, PeerAccess};
 
 use crate::device::Device;
 use crate::driver::check;
+use crate::shared;
 
 pub(crate) fn access(from: &Device, to: &Device) -> Result<PeerAccess> {
     if from == to {
@@ -33,12 +34,13 @@ pub(crate) fn enable(from: &Device, to: &Device) -> Result<()> {
     let context = to.context()?;
     let _current = from.enter()?;
     // SAFETY: both contexts are primary ones, retained for the rest of the program.
-    match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
+    let enabled = match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
         CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-        result => check("cuCtxEnablePeerAccess", result).map_err(|error| Error::Peer {
-            from: from.info().name.clone(),
-            to: to.info().name.clone(),
-            why: error.to_string(),
-        }),
-    }
+        result => check("cuCtxEnablePeerAccess", result),
+    };
+    enabled.and_then(|()| shared::admit(to, from)).map_err(|error| Error::Peer {
+        from: from.info().name.clone(),
+        to: to.info().name.clone(),
+        why: error.to_string(),
+    })
 }

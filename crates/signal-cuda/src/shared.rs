@@ -3,8 +3,10 @@
 
 use std::ffi::{c_int, c_uint, c_ushort, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
 
-use cudarc::driver::sys::{self, CUmemAllocationHandleType, CUmemGenericAllocationHandle};
+use cudarc::driver::sys::{self, CUdevice, CUmemAllocationHandleType, CUmemGenericAllocationHandle};
+use signal_core::deferred::lock;
 use signal_core::error::{Result, Unavailable};
 
 use crate::device::Device;
@@ -55,15 +57,62 @@ impl Drop for Handle {
     }
 }
 
-fn location(device: &Device) -> Location {
-    Location { kind: ON_DEVICE, id: device.handle() }
+/// What this process has mapped, and who may reach it. A context that is given access to another reaches its plain memory, but of what is
+/// mapped each range has to be told.
+struct Mappings {
+    ranges: Vec<Range>,
+    /// Devices, and those that reach their memory.
+    admitted: Vec<(CUdevice, CUdevice)>,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    device: CUdevice,
+    address: u64,
+    capacity: usize,
+}
+
+static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings { ranges: Vec::new(), admitted: Vec::new() });
+
+impl Range {
+    fn allow(self, device: CUdevice) -> Result<()> {
+        let access = Access { location: location(device), flags: READ_WRITE };
+        // SAFETY: the range is mapped; the struct has the layout of the driver's.
+        let result = unsafe { sys::cuMemSetAccess(self.address, self.capacity, (&raw const access).cast(), 1) };
+        check("cuMemSetAccess", result)
+    }
+
+    /// # Safety
+    /// Nothing uses the memory through this mapping any more.
+    unsafe fn unmap(self) -> Result<()> {
+        // SAFETY: the caller's promise; the range is one whole mapping.
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.capacity) })?;
+        // SAFETY: nothing is mapped there any more.
+        check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.capacity) })
+    }
+}
+
+/// Lets `peer` reach what is mapped and will be mapped for `device`. Idempotent.
+pub(crate) fn admit(device: &Device, peer: &Device) -> Result<()> {
+    let pair = (device.handle(), peer.handle());
+    let mut mappings = lock(&MAPPINGS);
+    if mappings.admitted.contains(&pair) {
+        return Ok(());
+    }
+    mappings.ranges.iter().filter(|range| range.device == pair.0).try_for_each(|range| range.allow(pair.1))?;
+    mappings.admitted.push(pair);
+    Ok(())
+}
+
+fn location(device: CUdevice) -> Location {
+    Location { kind: ON_DEVICE, id: device }
 }
 
 fn properties(device: &Device) -> Properties {
     Properties {
         kind: PINNED,
         handle_types: DESCRIPTORS,
-        location: location(device),
+        location: location(device.handle()),
         win32_meta_data: std::ptr::null_mut(),
         compression: 0,
         rdma: 0,
@@ -127,11 +176,12 @@ pub(crate) fn export(address: u64) -> Result<OwnedFd> {
 ///
 /// # Safety
 /// Nothing uses the memory through this mapping any more.
-pub(crate) unsafe fn release(address: u64, capacity: usize) -> Result<()> {
-    // SAFETY: the caller's promise; the range is one whole mapping.
-    check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, capacity) })?;
-    // SAFETY: nothing is mapped there any more.
-    check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, capacity) })
+pub(crate) unsafe fn release(address: u64) -> Result<()> {
+    // Held until it is unmapped, so that nobody is admitted to it meanwhile.
+    let mut mappings = lock(&MAPPINGS);
+    let Some(at) = mappings.ranges.iter().position(|range| range.address == address) else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    unsafe { mappings.ranges.swap_remove(at).unmap() }
 }
 
 fn map(device: &Device, handle: &Handle, capacity: usize) -> Result<u64> {
@@ -146,14 +196,14 @@ fn map(device: &Device, handle: &Handle, capacity: usize) -> Result<u64> {
         let _ = unsafe { sys::cuMemAddressFree(address, capacity) };
         return Err(error);
     }
-    let access = Access { location: location(device), flags: READ_WRITE };
-    // SAFETY: the range is mapped; the struct has the layout of the driver's.
-    let allowed =
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, capacity, (&raw const access).cast(), 1) });
-    if let Err(error) = allowed {
+    let range = Range { device: device.handle(), address, capacity };
+    let mut mappings = lock(&MAPPINGS);
+    let peers = mappings.admitted.iter().filter(|pair| pair.0 == range.device).map(|pair| pair.1);
+    if let Err(error) = std::iter::once(range.device).chain(peers).try_for_each(|device| range.allow(device)) {
         // SAFETY: nobody knows the address yet.
-        let _ = unsafe { release(address, capacity) };
+        let _ = unsafe { range.unmap() };
         return Err(error);
     }
+    mappings.ranges.push(range);
     Ok(address)
 }

@@ -236,12 +236,16 @@ pub unsafe extern "C" fn hipDeviceCanAccessPeer(can: *mut c_int, from: c_int, to
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceEnablePeerAccess(to: c_int, flags: c_uint) -> Code {
     let pair = (CURRENT.get(), to);
-    if flags != 0 || pair.0 == to || device(to).is_err() {
+    let (Ok(from), Ok(peer)) = (current(), device(to)) else { return INVALID_VALUE };
+    if flags != 0 || pair.0 == to {
         return INVALID_VALUE;
     }
     let mut enabled = lock(&ENABLED);
     if enabled.contains(&pair) {
         return PEER_ACCESS_ALREADY_ENABLED;
+    }
+    if let Err(code) = failed(Engine::enable_peer(from, peer)) {
+        return code;
     }
     enabled.push(pair);
     SUCCESS

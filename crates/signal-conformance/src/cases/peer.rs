@@ -1,18 +1,23 @@
 //! Reach, and what all ranks have to agree on.
 
-use signal_core::{Backend, Dtype, Link, ReduceOp, prove_peer};
+use signal_core::{Backend, Dtype, Link, MemoryKind, ReduceOp, prove_peer};
 
 use crate::rig::{Rig, WORLDS};
 
-/// Data gets from each device to each other one and back, in both directions (B37, B64).
+/// Data gets from each device to each other one and back, in both directions (B37, B64), in memory of every kind that peers see.
 pub fn prove_peer_between_all_pairs<B: Backend>(rig: &Rig<B>) {
+    // Access is given to what is there already, too.
+    let shared = |device| B::allocate(device, 4096, MemoryKind::Shared).unwrap();
+    let _there: Vec<B::Buffer> = rig.devices().iter().map(shared).collect();
     for (i, from) in rig.devices().iter().enumerate() {
         for (j, to) in rig.devices().iter().enumerate() {
             let access = B::peer_access(from, to).unwrap();
             assert_eq!(access.link == Link::SameDevice, i == j, "{access:?}");
             assert_eq!(access.refusal, None);
             B::enable_peer(from, to).unwrap();
-            prove_peer::<B>(from, to).unwrap();
+            for kind in [MemoryKind::PeerVisible, MemoryKind::Shared] {
+                prove_peer::<B>(from, to, kind).unwrap();
+            }
         }
     }
 }

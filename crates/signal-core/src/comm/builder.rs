@@ -89,7 +89,8 @@ impl<B: Backend> Builder<B> {
             for to in 0..world {
                 let (near, far) = (&ranks[from].0, &ranks[to].0);
                 if near != far {
-                    link = link.max(prove_peer_with::<B>(near, far, &modules[from], &services[from], &services[to])?);
+                    let (kind, module) = (MemoryKind::PeerVisible, &modules[from]);
+                    link = link.max(prove_peer_with::<B>((near, far), kind, module, &services[from], &services[to])?);
                 }
             }
         }
