@@ -4,8 +4,11 @@
 use signal_comm::host::{self, Host, HostConfig, HostImage};
 use std::time::{Duration, Instant};
 
-use signal_comm::error::{Image, Unavailable};
-use signal_comm::{ApiMisuse, Backend, Communicator, Error, MemoryKind, ReduceOp, Settings, prove_peer};
+use signal_comm::error::{Image, Rendezvous, Unavailable};
+use signal_comm::{
+    ApiMisuse, Backend, Communicator, DeviceBuffer, Error, Id, Link, MemoryKind, ReduceOp, Settings, UnixRendezvous,
+    prove_peer,
+};
 
 signal_conformance::suite!(conformance, watched(), |host: &Host| assert_eq!(host.overwritten(), []));
 
@@ -57,11 +60,93 @@ fn misuse_blocked_peer_names_the_pair() {
     refused(prove_peer::<Host>(&devices[2], &devices[1], MemoryKind::PeerVisible));
     prove_peer::<Host>(&devices[1], &devices[2], MemoryKind::PeerVisible).unwrap();
 
-    let all = Communicator::<Host>::builder().settings(small());
-    refused(all.all_local(&devices).map(|_| ()));
+    let insisting = || {
+        let mut settings = small();
+        settings.peer_to_peer = Some(true);
+        Communicator::<Host>::builder().settings(settings)
+    };
+    refused(insisting().all_local(&devices).map(|_| ()));
     let reachable = [devices[0].clone(), devices[2].clone()];
-    let comms = Communicator::<Host>::builder().settings(small()).all_local(&reachable).unwrap();
-    assert_eq!(comms.len(), 2);
+    let comms = insisting().all_local(&reachable).unwrap();
+    assert_eq!((comms.len(), comms[0].link()), (2, Link::Host));
+}
+
+/// Where a pair does not reach each other, ranks meet in the host's memory, if nobody insists; and part of them, who do reach each other, in their own again.
+#[test]
+fn pinned_where_a_pair_is_blocked() {
+    let host = host::open_with(config(|c| (c.devices, c.blocked_peers) = (3, vec![(2, 1)]))).unwrap();
+    let devices = host.devices().unwrap();
+    let mut comms = Communicator::<Host>::builder().settings(small()).all_local(&devices).unwrap();
+    let links = |comms: &[Communicator<Host>]| comms.iter().map(Communicator::link).collect::<Vec<_>>();
+    assert_eq!(links(&comms), [Link::Pinned; 3]);
+    sum_of_ranks(&mut comms);
+    let mut parts: Vec<_> = std::thread::scope(|scope| {
+        let split = |(rank, comm): (usize, &mut Communicator<Host>)| {
+            comm.split(Some(u32::from(rank == 1)), 0).unwrap().unwrap()
+        };
+        let threads: Vec<_> = comms.iter_mut().enumerate().map(|each| scope.spawn(move || split(each))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    drop(parts.remove(1));
+    assert_eq!(links(&parts), [Link::Host; 2]);
+    sum_of_ranks(&mut parts);
+    sum_of_ranks(&mut comms);
+}
+
+/// The same where each rank comes by itself, as processes do; one that insists is an error for all, with the reason.
+#[test]
+fn pinned_where_a_pair_is_blocked_apart() {
+    let host = host::open_with(config(|c| (c.devices, c.blocked_peers) = (3, vec![(2, 1)]))).unwrap();
+    let devices = host.devices().unwrap();
+    let connect = |peer_to_peer| {
+        let id = Id::new().unwrap();
+        let mut settings = small();
+        (settings.peer_to_peer, settings.timeout) = (peer_to_peer, Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            let join = |rank: usize| {
+                let rendezvous = UnixRendezvous::from_id(&id, rank, 3, settings.timeout)?;
+                Communicator::<Host>::builder().settings(settings.clone()).connect(&devices[rank], rendezvous)
+            };
+            let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || join(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let mut comms: Vec<_> = connect(None).into_iter().map(|comm| comm.unwrap()).collect();
+    assert!(comms.iter().all(|comm| comm.link() == Link::Pinned));
+    sum_of_ranks(&mut comms);
+    for (rank, found) in connect(Some(true)).into_iter().enumerate() {
+        match found.unwrap_err() {
+            Error::Peer { from, to, .. } => assert_eq!((rank, from.as_str(), to.as_str()), (2, "CPU 2", "CPU 1")),
+            Error::Rendezvous(Rendezvous::Failed { rank: 2, why }) => {
+                assert!(rank != 2 && why.contains("blocks this direction"), "{why}")
+            }
+            other => panic!("rank {rank}: {other}"),
+        }
+    }
+}
+
+/// Each rank brings its number.
+#[allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+fn sum_of_ranks(comms: &mut [Communicator<Host>]) {
+    let world = comms.len();
+    let mut ranks: Vec<_> = comms
+        .iter_mut()
+        .map(|comm| {
+            let stream = Host::create_stream(comm.device()).unwrap();
+            let mut input = DeviceBuffer::<Host, f32>::new(comm.device(), 100_000).unwrap();
+            input.write(&stream, &vec![comm.rank() as f32; 100_000]).unwrap();
+            let output = DeviceBuffer::<Host, f32>::new(comm.device(), 100_000).unwrap();
+            (stream, input, output)
+        })
+        .collect();
+    for (comm, (stream, input, output)) in comms.iter_mut().zip(&mut ranks) {
+        comm.all_reduce(stream, &*input, output, ReduceOp::Sum).unwrap();
+    }
+    let sum = (0..world).sum::<usize>() as f32;
+    for (comm, (stream, _, output)) in comms.iter_mut().zip(&ranks) {
+        comm.wait(stream).unwrap();
+        assert_eq!(output.read(stream).unwrap(), vec![sum; 100_000]);
+    }
 }
 
 /// Without a device there is nothing to open.

@@ -50,7 +50,7 @@ fn architectures_that_differ() {
 
 #[test]
 fn peer_access_one_way() {
-    if with("peer_access_one_way", &[("SIGNAL_HIP_ABI_NO_PEER", "1>0")]) {
+    if with("peer_access_one_way", &[("SIGNAL_HIP_ABI_NO_PEER", "1>0"), ("SIGNAL_P2P", "1")]) {
         match two_ranks() {
             Error::Peer { from, to, why } => {
                 assert_eq!([from.as_str(), to.as_str()], ["CPU 1 [0000:02:00.0]", "CPU 0 [0000:01:00.0]"]);

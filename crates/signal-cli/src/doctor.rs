@@ -52,6 +52,8 @@ struct BackendReport {
     devices: Vec<DeviceReport>,
     /// By reader, then owner.
     peers: Vec<Vec<Peer>>,
+    /// Where the ranks of a communicator of all devices share memory.
+    shared: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -138,11 +140,14 @@ impl BackendReport {
             problem: None,
             devices: Vec::new(),
             peers: Vec::new(),
+            shared: None,
         };
         match with_backend(name, Examine) {
             Ok((devices, peers)) => (report.devices, report.peers) = (devices, peers),
             Err(error) => report.problem = Some(error.to_string()),
         }
+        report.shared =
+            where_shared(&report.peers, Settings::from_env().ok().and_then(|settings| settings.peer_to_peer));
         report.usable = report.devices.iter().any(|device| device.image.is_ok());
         if report.problem.is_none() && !report.usable {
             report.problem = Some("no device has loaded the kernel image".to_owned());
@@ -206,7 +211,8 @@ impl BackendReport {
         links.retain(|link| *link != link_name(Link::SameDevice));
         links.sort_unstable();
         links.dedup();
-        text + &format!("  links: {}\n", links.join(", ")) + &reasons
+        text += &format!("  links: {}\n", links.join(", "));
+        text + &reasons + &self.shared.as_ref().map_or_else(String::new, |shared| format!("  {shared}\n"))
     }
 }
 
@@ -228,6 +234,27 @@ impl WithBackend for Examine {
         let peers = devices.iter().map(|from| devices.iter().map(|to| peer::<B>(from, to)).collect()).collect();
         Ok((reports, peers))
     }
+}
+
+/// Says where the ranks of a communicator of all these devices share memory.
+fn where_shared(peers: &[Vec<Peer>], peer_to_peer: Option<bool>) -> Option<String> {
+    if peers.len() < 2 {
+        return None;
+    }
+    let refused =
+        peers.iter().enumerate().flat_map(|(from, row)| row.iter().enumerate().map(move |(to, peer)| (from, to, peer)));
+    let refused = refused.filter(|(_, _, peer)| !peer.can).map(|(from, to, _)| format!("{from} -> {to}")).next();
+    Some(match (peer_to_peer, refused) {
+        (Some(false), _) => "ranks share pinned memory of the host, which is slow: SIGNAL_P2P=0".to_owned(),
+        (_, None) => "ranks share memory of their devices".to_owned(),
+        (None, Some(pair)) => format!(
+            "ranks of all of them share pinned memory of the host, which is slow: no access {pair}; ranks on devices that reach each other \
+             share the devices' memory"
+        ),
+        (Some(true), Some(pair)) => {
+            format!("no communicator of all of them can be made: SIGNAL_P2P=1, and no access {pair}")
+        }
+    })
 }
 
 /// Asks the driver, and where it agrees moves data.

@@ -13,9 +13,22 @@ fn the_host_backend_is_listed_with_its_peers() {
     // 3 devices reach each other in both directions.
     assert_eq!(run.stdout.matches(" CAN ").count() + run.stdout.matches(" CAN\n").count(), 6, "{}", run.stdout);
     assert!(!run.stdout.contains("CANNOT"));
-    for part in ["38 MiB peer-visible", "SIGNAL_SCRATCH=2M", "SIGNAL_HOST_DEVICES=3", "24.8 MiB Signal"] {
+    for part in [
+        "ranks share memory of their devices",
+        "38 MiB peer-visible",
+        "SIGNAL_SCRATCH=2M",
+        "SIGNAL_HOST_DEVICES=3",
+        "24.8 MiB Signal",
+    ] {
         assert!(run.stdout.contains(part), "{part} in {}", run.stdout);
     }
+}
+
+#[cfg(feature = "host")]
+#[test]
+fn memory_of_the_host_is_said_to_be_slow() {
+    let run = signal_with("doctor", &[("SIGNAL_HOST_DEVICES", "2"), ("SIGNAL_P2P", "0")]);
+    assert!(run.stdout.contains("pinned memory of the host, which is slow: SIGNAL_P2P=0"), "{run:?}");
 }
 
 #[cfg(feature = "host")]

@@ -16,6 +16,7 @@ pub mod misuse;
 pub mod operators;
 pub mod overwrite;
 pub mod peer;
+pub mod pinned;
 pub mod processes;
 pub mod program;
 pub mod raw;

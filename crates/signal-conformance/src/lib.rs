@@ -72,6 +72,10 @@ macro_rules! suite {
                 peer:
                     prove_peer_between_all_pairs,
                     plan_is_the_same_on_every_rank;
+                pinned:
+                    pinned_random_programs,
+                    pinned_alloc_and_split,
+                    pinned_needs_a_peer;
                 barrier:
                     barrier_every_world_and_domain,
                     barrier_waits_for_the_last_rank,

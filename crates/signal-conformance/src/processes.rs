@@ -40,7 +40,7 @@ pub(crate) struct Member<'a, B: Backend> {
     /// What the director asks for.
     pub(crate) scenario: String,
     /// Of the groups that may be needed, the same in each copy.
-    pub(crate) ids: [Id; 2],
+    pub(crate) ids: [Id; 3],
 }
 
 /// A copy that was started.
@@ -67,7 +67,7 @@ pub fn run_processes<B: Backend>(
             let words: Vec<&str> = text.split(' ').collect();
             let [rank, world, scenario, ids @ ..] = words.as_slice() else { panic!("{VARIABLE}={text}") };
             let (rank, world, scenario) = (rank.parse().unwrap(), world.parse().unwrap(), (*scenario).to_owned());
-            let ids = [0, 1].map(|at| Id::from_hex(ids[at]).unwrap());
+            let ids = [0, 1, 2].map(|at| Id::from_hex(ids[at]).unwrap());
             (case.member)(&Member { rig, rank, world, scenario, ids });
         }
     });
@@ -76,7 +76,7 @@ pub fn run_processes<B: Backend>(
 impl<B: Backend> Director<'_, B> {
     /// Starts `world` copies.
     pub(crate) fn start(&self, world: usize, scenario: &str) -> Vec<Copy> {
-        let ids: Vec<String> = (0..2).map(|_| Id::new().unwrap().to_hex()).collect();
+        let ids: Vec<String> = (0..3).map(|_| Id::new().unwrap().to_hex()).collect();
         let start = |rank| {
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", self.test, "--nocapture", "--test-threads=1"])

@@ -118,9 +118,11 @@ fn scale() -> f64 {
     std::env::var("SIGNAL_TEST_SCALE").map_or(1.0, parse)
 }
 
-/// The settings that cases start from. The environment is left out: a case says what it needs.
+/// The settings that cases start from. The environment is left out, since a case says what it needs, but for `SIGNAL_P2P`, by which the whole
+/// suite runs as where devices do not reach each other.
 pub(crate) fn settings() -> Settings {
     let mut settings = Settings::default();
+    settings.peer_to_peer = Settings::from_env().unwrap_or_else(|error| panic!("{error}")).peer_to_peer;
     settings.timeout = PATIENCE;
     settings.scratch_bytes = 1 << 20;
     settings

@@ -48,6 +48,8 @@ pub enum Link {
     Xgmi,
     /// PCI Express.
     Pcie,
+    /// None: what they share lies in the host's memory, which both map ([`MemoryKind::SharedHost`]).
+    Pinned,
 }
 
 /// Description of a device; data, so that a refusal can name it.
@@ -103,6 +105,9 @@ pub enum MemoryKind {
     /// Like [`PeerVisible`](Self::PeerVisible), and other processes that are handed its [export](Backend::export). The
     /// memory lives until the last process that has it is done with it, however that process ends.
     Shared,
+    /// Memory of the host, for devices that do not reach each other: any device of the process, and other processes, as with
+    /// [`Shared`](Self::Shared). Atomics are atomic among the kernels of one device alone.
+    SharedHost,
     /// This device and the host, while kernels run. [`Backend::host_pointer`] gives the host's view.
     HostMapped,
 }
@@ -185,11 +190,16 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     fn buffer_device(buffer: &Self::Buffer) -> Self::Device;
     /// The host's view of a [`MemoryKind::HostMapped`] buffer, `None` for other kinds.
     fn host_pointer(buffer: &Self::Buffer) -> Option<NonNull<u8>>;
-    /// A descriptor by which another process may [import](Self::import) a [`MemoryKind::Shared`] buffer.
+    /// A descriptor by which another process may [import](Self::import) a [`MemoryKind::Shared`] or [`MemoryKind::SharedHost`] buffer.
     fn export(buffer: &Self::Buffer) -> Result<OwnedFd>;
-    /// Makes memory that another process has exported, of at least `bytes`, reachable from `device`. Nothing is believed of
+    /// Makes memory that another process has exported, of at least `bytes` and that `kind`, reachable from `device`. Nothing is believed of
     /// the descriptor: an error unless it is such memory.
-    fn import(device: &Self::Device, descriptor: OwnedFd, bytes: usize) -> Result<Self::Buffer>;
+    fn import(device: &Self::Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Self::Buffer>;
+    /// A handle of memory that others have allocated, which [`export`](Self::export) refuses.
+    ///
+    /// # Safety
+    /// Kernels on `device` reach all `bytes` (more than 0) at `address`, until the last handle is gone and all work on the memory has ended.
+    unsafe fn borrow(device: &Self::Device, address: u64, bytes: usize) -> Self::Buffer;
     /// Drops `companion` with the buffer's last handle, those that graphs have included. Work on the memory may still run then. At
     /// most once for a buffer.
     fn attach(buffer: &Self::Buffer, companion: Box<dyn Any + Send + Sync>);

@@ -37,7 +37,7 @@ pub trait Work: Debug + Send + Sync {
 }
 
 /// Memory that the driver gave.
-pub trait Memory: Copy + Debug + Send {
+pub trait Memory: Debug + Send {
     /// Bytes of it.
     fn capacity(&self) -> usize;
     /// Whether an allocation of this kind may have it next.

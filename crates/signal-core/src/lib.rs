@@ -26,6 +26,7 @@ mod dtype;
 pub mod error;
 pub mod kernel;
 pub mod layout;
+pub mod mapping;
 mod peer;
 mod plan;
 pub mod reference;

@@ -27,6 +27,10 @@ pub struct Settings {
     /// `SIGNAL_ORDERED`, 0 (default) or 1: every barrier releases and acquires at system scope, also where the protocol does
     /// not need it. To compare, and to rule a suspicion out.
     pub ordered_barriers: bool,
+    /// `SIGNAL_P2P`, 0 or 1: whether what ranks share lies in the memory of their devices. Unset: where all devices reach each other, and else
+    /// in pinned memory of the host, with a warning; slower, and with the same results. 0: in the host's in any case. 1: in the devices', or creation fails
+    /// with [`Error::Peer`](crate::Error::Peer).
+    pub peer_to_peer: Option<bool>,
     /// `SIGNAL_CHECK`, 0 (default) or 1: before each call the ranks compare what they call, and a difference is
     /// [`Error::RankMismatch`](crate::Error::RankMismatch) on all of them instead of a wrong result or a timeout. Costs a
     /// kernel and two barriers a call.
@@ -69,21 +73,21 @@ impl Settings {
             settings.scratch_bytes =
                 parse_bytes(&v).ok_or_else(|| bad("SIGNAL_SCRATCH", &v, "bytes are needed, such as 64M"))?;
         }
-        let switches = [
+        let switch = |name| match value(name).as_deref() {
+            None => Ok(None),
+            Some("0") => Ok(Some(false)),
+            Some("1") => Ok(Some(true)),
+            Some(v) => Err(bad(name, v, "0 or 1 is needed")),
+        };
+        for (name, setting) in [
             ("SIGNAL_DOMAINS", &mut settings.domains),
             ("SIGNAL_EARLY_LAUNCH", &mut settings.early_launch),
             ("SIGNAL_ORDERED", &mut settings.ordered_barriers),
             ("SIGNAL_CHECK", &mut settings.check),
-        ];
-        for (name, switch) in switches {
-            if let Some(v) = value(name) {
-                *switch = match v.as_str() {
-                    "0" => false,
-                    "1" => true,
-                    _ => return Err(bad(name, &v, "0 or 1 is needed").into()),
-                };
-            }
+        ] {
+            *setting = switch(name)?.unwrap_or(*setting);
         }
+        settings.peer_to_peer = switch("SIGNAL_P2P")?;
         if let Some(v) = value("SIGNAL_ALGO").filter(|v| v != "auto") {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             let algorithm = Algorithm::from_name(&v);
@@ -130,7 +134,7 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 10] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 11] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
@@ -139,6 +143,7 @@ impl Settings {
             ("SIGNAL_ALGO", self.algorithm.map_or("auto", Algorithm::name).to_owned()),
             ("SIGNAL_EARLY_LAUNCH", u32::from(self.early_launch).to_string()),
             ("SIGNAL_ORDERED", u32::from(self.ordered_barriers).to_string()),
+            ("SIGNAL_P2P", self.peer_to_peer.map_or("auto", |on| if on { "1" } else { "0" }).to_owned()),
             ("SIGNAL_CHECK", u32::from(self.check).to_string()),
             ("SIGNAL_MAX_BLOCKS", number(self.max_blocks)),
             ("SIGNAL_BLOCKS", number(self.blocks)),
@@ -156,6 +161,7 @@ impl Default for Settings {
             algorithm: None,
             early_launch: true,
             ordered_barriers: false,
+            peer_to_peer: None,
             check: false,
             max_blocks: None,
             blocks: None,
@@ -199,6 +205,7 @@ mod tests {
             ("SIGNAL_ALGO", "two-stage"),
             ("SIGNAL_EARLY_LAUNCH", "0"),
             ("SIGNAL_ORDERED", "1"),
+            ("SIGNAL_P2P", "0"),
             ("SIGNAL_CHECK", "1"),
             ("SIGNAL_MAX_BLOCKS", "24"),
             ("SIGNAL_BLOCKS", "3"),
@@ -211,6 +218,7 @@ mod tests {
             algorithm: Some(Algorithm::TwoStage),
             early_launch: false,
             ordered_barriers: true,
+            peer_to_peer: Some(false),
             check: true,
             max_blocks: Some(24),
             blocks: Some(3),
@@ -234,6 +242,7 @@ mod tests {
             ("SIGNAL_DOMAINS", "yes"),
             ("SIGNAL_EARLY_LAUNCH", "2"),
             ("SIGNAL_ORDERED", "on"),
+            ("SIGNAL_P2P", "maybe"),
             ("SIGNAL_CHECK", "true"),
             ("SIGNAL_ALGO", "ring"),
             ("SIGNAL_MAX_BLOCKS", "0"),

@@ -103,8 +103,13 @@ impl Backend for Cuda {
         buffer.export()
     }
 
-    fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
-        Buffer::import(device, &descriptor, bytes)
+    fn import(device: &Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
+        Buffer::import(device, descriptor, bytes, kind)
+    }
+
+    unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
+        // SAFETY: passed on to the caller.
+        unsafe { Buffer::borrow(device, address, bytes) }
     }
 
     fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys::{self, CUresult};
 use signal_core::deferred::{self, Remains, Uses};
 use signal_core::error::{ApiMisuse, Result};
+use signal_core::mapping::Mapping;
 use signal_core::{Backend, MemoryKind};
 
 use crate::Cuda;
@@ -30,7 +31,7 @@ struct Allocation {
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Memory {
     address: u64,
     source: Source,
@@ -39,13 +40,17 @@ pub(crate) struct Memory {
 }
 
 /// Where memory came from, and goes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Source {
     Plain,
     /// With the host's view.
     Pinned(NonNull<u8>),
     /// Mapped, by other processes too.
     Shared,
+    /// A file in the host's memory, pinned where this process maps it.
+    SharedHost(Arc<Mapping>),
+    /// Others', who free it.
+    Borrowed,
 }
 
 // SAFETY: an address may be used from any thread; what is done through it is ordered by streams.
@@ -77,16 +82,29 @@ impl Buffer {
     }
 
     pub(crate) fn export(&self) -> Result<OwnedFd> {
-        let Source::Shared = self.0.memory.source else { return Err(ApiMisuse::NotShared.into()) };
         let _current = self.device().enter()?;
-        shared::export(self.address())
+        match &self.0.memory.source {
+            Source::Shared => shared::export(self.address()),
+            Source::SharedHost(mapping) => mapping.export(),
+            Source::Plain | Source::Pinned(_) | Source::Borrowed => Err(ApiMisuse::NotShared.into()),
+        }
     }
 
-    pub(crate) fn import(device: &Device, descriptor: &OwnedFd, bytes: usize) -> Result<Buffer> {
+    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
         let _current = device.enter()?;
-        let capacity = shared::capacity(device, bytes)?;
-        let address = shared::import(device, descriptor, capacity)?;
-        Ok(Buffer::of(device, Memory { address, source: Source::Shared, capacity }, bytes))
+        let memory = if kind == MemoryKind::SharedHost {
+            Memory::pin(Mapping::open(descriptor, bytes)?, bytes)?
+        } else {
+            let capacity = shared::capacity(device, bytes)?;
+            Memory { address: shared::import(device, &descriptor, capacity)?, source: Source::Shared, capacity }
+        };
+        Ok(Buffer::of(device, memory, bytes))
+    }
+
+    /// # Safety
+    /// See [`Backend::borrow`](signal_core::Backend::borrow).
+    pub(crate) unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
+        Buffer::of(device, Memory { address, source: Source::Borrowed, capacity: bytes }, bytes)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -104,7 +122,7 @@ impl Buffer {
     pub(crate) fn host_pointer(&self) -> Option<NonNull<u8>> {
         match self.0.memory.source {
             Source::Pinned(host) => Some(host),
-            Source::Plain | Source::Shared => None,
+            _ => None,
         }
     }
 
@@ -116,7 +134,7 @@ impl Buffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.device.graves().bury(Remains::Memory(self.memory), self.uses.mask());
+        self.device.graves().bury(Remains::Memory(self.memory.clone()), self.uses.mask());
     }
 }
 
@@ -125,6 +143,9 @@ impl Memory {
         if kind == MemoryKind::Shared {
             let address = shared::allocate(device, capacity)?;
             return Ok(Memory { address, source: Source::Shared, capacity });
+        }
+        if kind == MemoryKind::SharedHost {
+            return Memory::pin(Mapping::new(capacity)?, capacity);
         }
         let mut address = 0;
         if kind != MemoryKind::HostMapped {
@@ -144,6 +165,26 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Pins `capacity` bytes of a file in memory for all devices.
+    fn pin(mapping: Mapping, capacity: usize) -> Result<Memory> {
+        let (host, flags) =
+            (mapping.start().as_ptr().cast(), sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP);
+        // SAFETY: the file is mapped there in that size at least, and stays until `release`. A context is current.
+        check("cuMemHostRegister", unsafe { sys::cuMemHostRegister_v2(host, capacity, flags) })?;
+        let mut address = 0;
+        // SAFETY: `host` was registered with DEVICEMAP in the current context; the output outlives the call.
+        let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, host, 0) };
+        let memory = Memory { address, source: Source::SharedHost(Arc::new(mapping)), capacity };
+        if let Err(error) = check("cuMemHostGetDevicePointer", result) {
+            // SAFETY: nobody knows of the memory yet.
+            let _ = unsafe { deferred::Memory::release(memory) };
+            return Err(error);
+        }
+        Ok(memory)
+    }
+}
+
 impl deferred::Memory for Memory {
     fn capacity(&self) -> usize {
         self.capacity
@@ -151,10 +192,10 @@ impl deferred::Memory for Memory {
 
     fn suits(&self, kind: MemoryKind) -> bool {
         match self.source {
-            Source::Plain => !matches!(kind, MemoryKind::HostMapped | MemoryKind::Shared),
+            Source::Plain => matches!(kind, MemoryKind::Device | MemoryKind::PeerVisible),
             Source::Pinned(_) => kind == MemoryKind::HostMapped,
             // Other processes may still have it.
-            Source::Shared => false,
+            Source::Shared | Source::SharedHost(_) | Source::Borrowed => false,
         }
     }
 
@@ -166,6 +207,12 @@ impl deferred::Memory for Memory {
             Source::Pinned(host) => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.as_ptr().cast()) }),
             // SAFETY: as above.
             Source::Shared => unsafe { shared::release(self.address) },
+            Source::Borrowed => Ok(()),
+            Source::SharedHost(mapping) => {
+                // SAFETY: as above; it was registered by its first byte. Then nothing keeps the mapping.
+                let result = unsafe { sys::cuMemHostUnregister(mapping.start().as_ptr().cast()) };
+                check("cuMemHostUnregister", result)
+            }
         }
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! # Memory
 //! All devices share the machine's memory, so a peer's memory needs no mapping, and [`MemoryKind`] only decides
-//! whether the host gets a pointer; but for [`MemoryKind::Shared`], which other processes map (mapping.rs). Queued work holds handles of the buffers it uses; memory is freed, without
+//! whether the host gets a pointer; but for [`MemoryKind::Shared`] and [`MemoryKind::SharedHost`], which other processes map ([`mapping`](signal_core::mapping)). Queued work holds handles of the buffers it uses; memory is freed, without
 //! waiting for anything, by whichever thread drops the last handle. With [`HostConfig::canaries`] there are bytes around each buffer that
 //! tell when a kernel writes outside ([`Host::overwritten`]).
 //!
@@ -35,7 +35,6 @@ mod command;
 mod device;
 mod event;
 mod graph;
-mod mapping;
 mod memory;
 mod module;
 mod peer;
@@ -116,8 +115,13 @@ impl Backend for Host {
         buffer.export()
     }
 
-    fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
-        Buffer::import(device, descriptor, bytes)
+    fn import(device: &Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
+        Buffer::import(device, descriptor, bytes, kind)
+    }
+
+    unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
+        // SAFETY: passed on to the caller.
+        unsafe { Buffer::borrow(device, address, bytes) }
     }
 
     fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {

@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 
 use signal_core::backend::MemoryKind;
 use signal_core::error::{ApiMisuse, Error, Result};
+use signal_core::mapping::Mapping;
 
 use crate::canary::{self, Guarded};
 use crate::device::Device;
-use crate::mapping::Mapping;
 use crate::sync::Shared;
 
 /// Alignment of every buffer, that of a page.
@@ -47,6 +47,8 @@ enum Origin {
         layout: Layout,
     },
     Mapping(Mapping),
+    /// Others', who free it.
+    Borrowed,
 }
 
 // SAFETY: the pointers stand for memory that this value owns. It is read and written through raw pointers by work whose
@@ -67,8 +69,8 @@ impl Buffer {
         if memory != 0 && bytes as u64 > memory {
             return Err(refused());
         }
-        if kind == MemoryKind::Shared {
-            return Ok(Buffer::of_mapping(device, Mapping::new(bytes)?, bytes));
+        if matches!(kind, MemoryKind::Shared | MemoryKind::SharedHost) {
+            return Ok(Buffer::of_mapping(device, Mapping::new(bytes)?, bytes, kind));
         }
         // Zero, so that runs repeat. Asking for page alignment would make the allocator write all the zeros at once;
         // with its natural alignment large memory comes as zero pages that cost nothing until touched. So align here.
@@ -94,9 +96,9 @@ impl Buffer {
         Ok(Buffer::new(device, kind, bytes, start, Origin::Allocator { raw, layout }))
     }
 
-    fn of_mapping(device: &Device, mapping: Mapping, bytes: usize) -> Self {
+    fn of_mapping(device: &Device, mapping: Mapping, bytes: usize, kind: MemoryKind) -> Self {
         let start = mapping.start();
-        Buffer::new(device, MemoryKind::Shared, bytes, start, Origin::Mapping(mapping))
+        Buffer::new(device, kind, bytes, start, Origin::Mapping(mapping))
     }
 
     fn new(device: &Device, kind: MemoryKind, bytes: usize, start: NonNull<u8>, origin: Origin) -> Self {
@@ -112,12 +114,20 @@ impl Buffer {
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         match &self.0.origin {
             Origin::Mapping(mapping) => mapping.export(),
-            Origin::Allocator { .. } => Err(ApiMisuse::NotShared.into()),
+            Origin::Allocator { .. } | Origin::Borrowed => Err(ApiMisuse::NotShared.into()),
         }
     }
 
-    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Self> {
-        Ok(Buffer::of_mapping(device, Mapping::open(descriptor, bytes)?, bytes))
+    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Self> {
+        Ok(Buffer::of_mapping(device, Mapping::open(descriptor, bytes)?, bytes, kind))
+    }
+
+    /// # Safety
+    /// See [`Backend::borrow`](signal_core::Backend::borrow).
+    pub(crate) unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Self {
+        // Whoever told the address exposed the memory, as `address` does. A null address is a dangling one of this buffer, which nobody touches.
+        let start = NonNull::new(ptr::with_exposed_provenance_mut(address as usize)).unwrap_or(NonNull::dangling());
+        Buffer::new(device, MemoryKind::Device, bytes, start, Origin::Borrowed)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -263,7 +273,7 @@ mod tests {
         let device = first_device();
         let buffer = Host::allocate(&device, 10_000, MemoryKind::Shared).unwrap();
         buffer.part(&device, 9_000, 1_000).unwrap().fill(0x0102_0304);
-        let again = Host::import(&device, Host::export(&buffer).unwrap(), 10_000).unwrap();
+        let again = Host::import(&device, Host::export(&buffer).unwrap(), 10_000, MemoryKind::Shared).unwrap();
         assert_ne!(Host::address(&buffer), Host::address(&again));
         drop(buffer);
         let mut seen = vec![0u32; 250];

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use signal_core::deferred::{self, Remains, Uses};
 use signal_core::error::{ApiMisuse, Result};
+use signal_core::mapping::Mapping;
 use signal_core::{Backend, MemoryKind};
 
 use crate::Rocm;
@@ -31,7 +32,7 @@ struct Allocation {
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Memory {
     driver: Driver,
     address: u64,
@@ -41,7 +42,7 @@ pub(crate) struct Memory {
 }
 
 /// Where memory came from, and goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// Of `hipMalloc`: coarse-grained, so for its own device alone while kernels run.
     Plain,
@@ -53,6 +54,10 @@ pub(crate) enum Source {
     Imported,
     /// With the host's view.
     Pinned(NonNull<u8>),
+    /// A file in the host's memory, pinned where this process maps it.
+    SharedHost(Arc<Mapping>),
+    /// Others', who free it.
+    Borrowed,
 }
 
 // SAFETY: an address may be used from any thread; what is done through it is ordered by streams.
@@ -83,16 +88,31 @@ impl Buffer {
     }
 
     pub(crate) fn export(&self) -> Result<OwnedFd> {
-        let Source::Shared = self.0.memory.source else { return Err(ApiMisuse::NotShared.into()) };
         let _current = self.device().enter()?;
-        shared::export(self.device(), self.address(), self.0.memory.capacity)
+        match &self.0.memory.source {
+            Source::Shared => shared::export(self.device(), self.address(), self.0.memory.capacity),
+            Source::SharedHost(mapping) => mapping.export(),
+            _ => Err(ApiMisuse::NotShared.into()),
+        }
     }
 
-    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize) -> Result<Buffer> {
+    pub(crate) fn import(device: &Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Buffer> {
         let _current = device.enter()?;
-        let (address, capacity) = shared::import(device, descriptor, bytes)?;
-        let memory = Memory { driver: *device.driver(), address, source: Source::Imported, capacity };
+        let driver = *device.driver();
+        let memory = if kind == MemoryKind::SharedHost {
+            Memory::pin(driver, Mapping::open(descriptor, bytes)?, bytes)?
+        } else {
+            let (address, capacity) = shared::import(device, descriptor, bytes)?;
+            Memory { driver, address, source: Source::Imported, capacity }
+        };
         Ok(Buffer::of(device, memory, bytes))
+    }
+
+    /// # Safety
+    /// See [`Backend::borrow`](signal_core::Backend::borrow).
+    pub(crate) unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
+        let memory = Memory { driver: *device.driver(), address, source: Source::Borrowed, capacity: bytes };
+        Buffer::of(device, memory, bytes)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -122,7 +142,7 @@ impl Buffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.device.graves().bury(Remains::Memory(self.memory), self.uses.mask());
+        self.device.graves().bury(Remains::Memory(self.memory.clone()), self.uses.mask());
     }
 }
 
@@ -133,6 +153,7 @@ impl Memory {
         match kind {
             MemoryKind::PeerVisible => Ok(of(peer_visible(device, capacity)?, Source::PeerVisible)),
             MemoryKind::Shared => Ok(of(peer_visible(device, capacity)?, Source::Shared)),
+            MemoryKind::SharedHost => Memory::pin(driver, Mapping::new(capacity)?, capacity),
             MemoryKind::HostMapped => {
                 let mut host = std::ptr::null_mut();
                 let flags = sys::hipHostMallocPortable | sys::hipHostMallocMapped | sys::hipHostMallocCoherent;
@@ -156,6 +177,27 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Pins `capacity` bytes of a file in memory for all devices. Such memory is kept coherent unless it is asked for otherwise.
+    fn pin(driver: Driver, mapping: Mapping, capacity: usize) -> Result<Memory> {
+        let host = mapping.start().as_ptr().cast();
+        let flags = sys::hipHostRegisterPortable | sys::hipHostRegisterMapped;
+        // SAFETY: the file is mapped there in that size at least, and stays until `release`. A device is current.
+        driver.check("hipHostRegister", unsafe { (driver.hipHostRegister)(host, capacity, flags) })?;
+        let mut address = std::ptr::null_mut();
+        // SAFETY: `host` was registered as mapped; the output outlives the call.
+        let result = unsafe { (driver.hipHostGetDevicePointer)(&raw mut address, host, 0) };
+        let source = Source::SharedHost(Arc::new(mapping));
+        let memory = Memory { driver, address: address as u64, source, capacity };
+        if let Err(error) = driver.check("hipHostGetDevicePointer", result) {
+            // SAFETY: nobody knows of the memory yet.
+            let _ = unsafe { deferred::Memory::release(memory) };
+            return Err(error);
+        }
+        Ok(memory)
+    }
+}
+
 impl deferred::Memory for Memory {
     fn capacity(&self) -> usize {
         self.capacity
@@ -167,7 +209,7 @@ impl deferred::Memory for Memory {
             Source::Pinned(_) => kind == MemoryKind::HostMapped,
             Source::PeerVisible => kind == MemoryKind::PeerVisible,
             // Other processes may still have it.
-            Source::Shared | Source::Imported => false,
+            Source::Shared | Source::Imported | Source::SharedHost(_) | Source::Borrowed => false,
         }
     }
 
@@ -181,6 +223,12 @@ impl deferred::Memory for Memory {
             }
             // SAFETY: as above.
             Source::Imported => driver.check("hipIpcCloseMemHandle", unsafe { (driver.hipIpcCloseMemHandle)(address) }),
+            Source::Borrowed => Ok(()),
+            Source::SharedHost(mapping) => {
+                // SAFETY: as above; it was registered by its first byte. Then nothing keeps the mapping.
+                let result = unsafe { (driver.hipHostUnregister)(mapping.start().as_ptr().cast()) };
+                driver.check("hipHostUnregister", result)
+            }
             // SAFETY: as above.
             Source::Pinned(host) => driver.check("hipHostFree", unsafe { (driver.hipHostFree)(host.as_ptr().cast()) }),
         }

@@ -70,6 +70,10 @@ pub const hipHostMallocPortable: c_uint = 1;
 pub const hipHostMallocMapped: c_uint = 2;
 /// Pinned memory that host and kernels see coherently while these run.
 pub const hipHostMallocCoherent: c_uint = 0x4000_0000;
+/// Memory of the process, pinned for all devices.
+pub const hipHostRegisterPortable: c_uint = 1;
+/// Memory of the process, pinned such that devices can address it.
+pub const hipHostRegisterMapped: c_uint = 2;
 /// A stream that does not wait for the NULL stream.
 pub const hipStreamNonBlocking: c_uint = 1;
 /// No restriction on other calls meanwhile.
@@ -200,6 +204,8 @@ functions! {
         hipFree(*mut c_void);
         hipHostMalloc(*mut *mut c_void, usize, c_uint);
         hipHostFree(*mut c_void);
+        hipHostRegister(*mut c_void, usize, c_uint);
+        hipHostUnregister(*mut c_void);
         hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint);
         hipIpcGetMemHandle(*mut hipIpcMemHandle_t, *mut c_void);
         hipIpcOpenMemHandle(*mut *mut c_void, hipIpcMemHandle_t, c_uint);

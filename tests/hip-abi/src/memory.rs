@@ -26,6 +26,7 @@ struct Allocation {
 enum How {
     Free,
     HostFree,
+    Unregister,
     Close,
 }
 
@@ -114,6 +115,74 @@ pub unsafe extern "C" fn hipHostFree(address: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostRegister(host: *mut c_void, bytes: usize, flags: c_uint) -> Code {
+    const PORTABLE: c_uint = 1;
+    const MAPPED: c_uint = 2;
+    if flags != PORTABLE | MAPPED || host.is_null() || bytes == 0 || find(host, 1).is_ok() {
+        return INVALID_VALUE;
+    }
+    code(current().and_then(|device| {
+        pin::register(host, bytes)?;
+        // SAFETY: the caller keeps the memory until it is unregistered, and the engine can address it now.
+        let buffer = unsafe { Engine::borrow(device, host as u64, bytes) };
+        lock(&MEMORY).insert(host as u64, Allocation { buffer, shared: None, how: How::Unregister });
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostUnregister(host: *mut c_void) -> Code {
+    code(free(host, How::Unregister).and_then(|()| pin::unregister(host)))
+}
+
+/// What the engine's driver needs to address memory of the process.
+#[cfg(not(feature = "cuda"))]
+mod pin {
+    use super::{Code, c_void};
+
+    pub(super) fn register(_: *mut c_void, _: usize) -> Result<(), Code> {
+        Ok(())
+    }
+
+    pub(super) fn unregister(_: *mut c_void) -> Result<(), Code> {
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod pin {
+    use cudarc::driver::sys;
+
+    use super::{Code, c_void};
+    use crate::UNKNOWN;
+
+    pub(super) fn register(host: *mut c_void, bytes: usize) -> Result<(), Code> {
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the caller of the interface passes memory of its own; a context is current.
+        with_context(|| unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) })
+    }
+
+    pub(super) fn unregister(host: *mut c_void) -> Result<(), Code> {
+        // SAFETY: it was registered, and nothing uses it any more.
+        with_context(|| unsafe { sys::cuMemHostUnregister(host) })
+    }
+
+    /// With the first device's context, which stands for all: what is registered is so for every device.
+    fn with_context(call: impl FnOnce() -> sys::CUresult) -> Result<(), Code> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the engine has opened the driver and retains the context for the rest of the program, so releasing it here only undoes this count.
+        let results = unsafe {
+            let retained = sys::cuDevicePrimaryCtxRetain(&raw mut context, 0);
+            let pushed = sys::cuCtxPushCurrent_v2(context);
+            let called = call();
+            let popped = sys::cuCtxPopCurrent_v2(&raw mut context);
+            [retained, pushed, called, popped, sys::cuDevicePrimaryCtxRelease_v2(0)]
+        };
+        if results.iter().all(|result| *result == sys::CUresult::CUDA_SUCCESS) { Ok(()) } else { Err(UNKNOWN) }
+    }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipHostGetDevicePointer(to: *mut *mut c_void, host: *mut c_void, flags: c_uint) -> Code {
     if flags != 0 {
         return INVALID_VALUE;
@@ -172,7 +241,7 @@ pub unsafe extern "C" fn hipIpcOpenMemHandle(to: *mut *mut c_void, handle: IpcHa
     }
     let Ok(Some(descriptor)) = ipc::fetch(process, handle.address) else { return INVALID_VALUE };
     code(current().and_then(|device| {
-        let buffer = failed(Engine::import(device, descriptor, handle.bytes as usize))?;
+        let buffer = failed(Engine::import(device, descriptor, handle.bytes as usize, MemoryKind::Shared))?;
         add(to, buffer, How::Close)
     }))
 }

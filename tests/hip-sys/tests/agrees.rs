@@ -88,6 +88,8 @@ fn functions() {
         hipFree(_);
         hipHostMalloc(_, _, _);
         hipHostFree(_);
+        hipHostRegister(_, _, _);
+        hipHostUnregister(_);
         hipHostGetDevicePointer(_, _, _);
         hipIpcGetMemHandle(_, _);
         hipIpcOpenMemHandle(_, _, _);
@@ -166,6 +168,8 @@ fn constants() {
         (sys::hipHostMallocPortable, hiprt::hipHostMallocPortable),
         (sys::hipHostMallocMapped, hiprt::hipHostMallocMapped),
         (sys::hipHostMallocCoherent, hiprt::hipHostMallocCoherent),
+        (sys::hipHostRegisterPortable, hiprt::hipHostRegisterPortable),
+        (sys::hipHostRegisterMapped, hiprt::hipHostRegisterMapped),
         (sys::hipStreamNonBlocking, hiprt::hipStreamNonBlocking),
         (sys::hipStreamCaptureModeRelaxed, hiprt::hipStreamCaptureMode::hipStreamCaptureModeRelaxed as u32),
         (sys::hipStreamCaptureStatusNone, hiprt::hipStreamCaptureStatus::hipStreamCaptureStatusNone as u32),

@@ -7,7 +7,8 @@ use rustix::process::Signal;
 use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
 use signal_core::{
-    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, Dtype, Element, Error, ReduceOp, Settings,
+    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, Dtype, Element, Error, Link, ReduceOp,
+    Settings,
 };
 
 use crate::cases::blocks::budget_of;
@@ -49,6 +50,13 @@ pub fn processes_random_programs<B: Backend>() -> ProcessCase<B> {
             comm.preset_lamport_flag(u32::MAX - 4).unwrap();
             drop(comm.alloc::<u8>(1).unwrap()); // all meet: a peer's call must not find what is to be preset yet
             program(&mut comm, &stream, 20, 4);
+            drop(comm);
+            let (mut comm, stream) =
+                member.connect_as(2, member.rank, member.world, |s| s.peer_to_peer = Some(false)).unwrap();
+            assert_eq!(comm.link(), Link::Pinned);
+            program(&mut comm, &stream, scaled(40), 5);
+            let found = comm.alloc::<u8>(100 + member.rank).map(drop).unwrap_err();
+            assert!(matches!(found, Error::ApiMisuse(ApiMisuse::UnequalAlloc { rank: 1, first: 0, .. })), "{found}");
         },
     }
 }

@@ -164,20 +164,26 @@ pub fn random_programs_from_one_thread<B: Backend>(rig: &Rig<B>) {
     for (ranks, calls) in [(1, 100), (2, 200), (5, 80)] {
         let mut rng = Rng::new(50 + ranks as u64);
         let mut world = rig.world_with(ranks, |s| (s.scratch_bytes, s.ordered_barriers) = (64 << 10, ranks == 5));
-        let mut program = program(&mut world, &mut rng, scaled(calls));
-        let mut next = vec![0; ranks];
-        while next.iter().zip(&program).any(|(at, steps)| *at < steps.len()) {
-            let rank = below(&mut rng, ranks);
-            for _ in 0..1 + below(&mut rng, 12) {
-                if let Some(step) = program[rank].get_mut(next[rank]) {
-                    step.launch(&mut world.comms[rank], &world.streams[rank]).unwrap();
-                    next[rank] += 1;
-                }
-            }
-            dawdle(&mut rng);
-        }
-        check(&world, &program);
+        from_one_thread(&mut world, &mut rng, scaled(calls));
     }
+}
+
+/// Runs a program of so many calls.
+pub(crate) fn from_one_thread<B: Backend>(world: &mut World<B>, rng: &mut Rng, calls: u32) {
+    let ranks = world.ranks();
+    let mut program = program(world, rng, calls);
+    let mut next = vec![0; ranks];
+    while next.iter().zip(&program).any(|(at, steps)| *at < steps.len()) {
+        let rank = below(rng, ranks);
+        for _ in 0..1 + below(rng, 12) {
+            if let Some(step) = program[rank].get_mut(next[rank]) {
+                step.launch(&mut world.comms[rank], &world.streams[rank]).unwrap();
+                next[rank] += 1;
+            }
+        }
+        dawdle(rng);
+    }
+    check(world, &program);
 }
 
 /// Counters that start near the end of u32 on every rank, then a hundred calls (H02, H03).

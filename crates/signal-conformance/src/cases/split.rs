@@ -20,7 +20,7 @@ const COUNT: usize = 300;
 pub(crate) type Wish = (Option<u32>, i64);
 
 /// Splits, on one thread, and checks who has come where. The new groups by colour.
-fn split<B: Backend>(world: &mut World<B>, wishes: &[Wish]) -> Vec<World<B>> {
+pub(crate) fn split<B: Backend>(world: &mut World<B>, wishes: &[Wish]) -> Vec<World<B>> {
     let made = Communicator::split_all(&mut world.comms, wishes).unwrap();
     gather(made, wishes)
 }

@@ -66,7 +66,7 @@ impl<B: Backend> Builder<B> {
     ///
     /// # Errors
     /// [`ApiMisuse::WorldSize`], [`ApiMisuse::SharedDevice`], [`ApiMisuse::Setting`], [`ApiMisuse::Grid`], [`Disagreement`](error::Rendezvous::Disagreement),
-    /// [`Error::Peer`] with the pair and the reason, [`Error::Image`], and errors of the driver, such as out of memory.
+    /// [`Error::Peer`] with the pair and the reason where [`Settings::peer_to_peer`] insists, [`Error::Image`], and errors of the driver, such as out of memory.
     pub fn all_local_with(&self, ranks: &[(B::Device, Settings)]) -> Result<Vec<Communicator<B>>> {
         let world = ranks.len();
         check_world(world)?;
@@ -83,18 +83,6 @@ impl<B: Backend> Builder<B> {
         compare(&names[0], &values)?;
         let settings = &ranks[0].1;
 
-        let services = ranks.iter().map(|(device, _)| B::create_stream(device)).collect::<Result<Vec<_>>>()?;
-        let mut link = Link::SameDevice;
-        for from in 0..world {
-            for to in 0..world {
-                let (near, far) = (&ranks[from].0, &ranks[to].0);
-                if near != far {
-                    let (kind, module) = (MemoryKind::PeerVisible, &modules[from]);
-                    link = link.max(prove_peer_with::<B>((near, far), kind, module, &services[from], &services[to])?);
-                }
-            }
-        }
-
         let infos: Vec<_> = devices.iter().map(B::describe).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
@@ -104,8 +92,12 @@ impl<B: Backend> Builder<B> {
         let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
 
-        let seats = devices.into_iter().zip(modules).zip(services);
-        let seats = seats.map(|((device, module), service)| Seat { device, module, service }).collect();
+        let seats = devices.into_iter().zip(modules).map(|(device, module)| {
+            let service = B::create_stream(&device)?;
+            Ok(Seat { device, module, service })
+        });
+        let seats = seats.collect::<Result<Vec<_>>>()?;
+        let link = connection(settings, &seats)?;
         let topology = Topology::new(&infos[0], link, world);
         seat(seats, settings, topology, budget)
     }
@@ -122,7 +114,7 @@ impl<B: Backend> Builder<B> {
     ///
     /// # Errors
     /// [`Error::Rendezvous`] with the ranks that did not come, that failed and why, or that differ and in what;
-    /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason; [`Error::Image`], and errors of the driver.
+    /// [`ApiMisuse::SharedDevice`]; [`Error::Peer`] with the pair and the reason where [`Settings::peer_to_peer`] insists; [`Error::Image`], and errors of the driver.
     pub fn connect(&self, device: &B::Device, rendezvous: impl Rendezvous + 'static) -> Result<Communicator<B>> {
         let settings = self.effective_settings();
         let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
@@ -151,7 +143,40 @@ pub(super) struct Seat<B: Backend> {
     pub(super) service: B::Stream,
 }
 
-/// A group of ranks of this process, whose devices reach each other.
+/// What connects ranks of this process: the slowest way between the devices of two where each reaches each, as data proves.
+pub(super) fn connection<B: Backend>(settings: &Settings, seats: &[Seat<B>]) -> Result<Link> {
+    if is_apart(settings, seats.len()) {
+        return Ok(Link::Pinned);
+    }
+    let mut link = Link::SameDevice;
+    for near in seats {
+        for far in seats.iter().filter(|far| far.device != near.device) {
+            let (pair, kind) = ((&near.device, &far.device), MemoryKind::PeerVisible);
+            match prove_peer_with::<B>(pair, kind, &near.module, &near.service, &far.service) {
+                Ok(found) => link = link.max(found),
+                Err(refusal @ Error::Peer { .. }) => return without_peers(settings, refusal),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(link)
+}
+
+/// Whether ranks are to meet in the host's memory, whatever connects their devices.
+pub(super) fn is_apart(settings: &Settings, world: usize) -> bool {
+    settings.peer_to_peer == Some(false) && world > 1
+}
+
+/// What connects ranks whose devices do not reach each other, unless it is forbidden.
+pub(super) fn without_peers(settings: &Settings, refusal: Error) -> Result<Link> {
+    if settings.peer_to_peer == Some(true) {
+        return Err(refusal);
+    }
+    tracing::warn!(%refusal, "ranks share memory of the host instead of their devices', which is slow");
+    Ok(Link::Pinned)
+}
+
+/// A group of ranks of this process.
 pub(super) fn seat<B: Backend>(
     seats: Vec<Seat<B>>,
     settings: &Settings,
@@ -159,10 +184,11 @@ pub(super) fn seat<B: Backend>(
     budget: BlockBudget,
 ) -> Result<Vec<Communicator<B>>> {
     let world = seats.len();
+    let kind = if topology.link == Link::Pinned { MemoryKind::SharedHost } else { MemoryKind::PeerVisible };
     let (mut devices, mut owns, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, Seat { device, module, service }) in seats.into_iter().enumerate() {
         let own = Own::<B>::new(&device, module, service)?;
-        memory.push(own.allocate(MemoryKind::PeerVisible, settings, rank, world)?);
+        memory.push(own.allocate(kind, settings, rank, world)?);
         owns.push(own);
         devices.push(device);
     }

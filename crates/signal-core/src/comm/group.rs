@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, StreamId};
+use crate::backend::{Backend, Link, StreamId};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::NUM_BARRIER_DOMAINS;
 use crate::plan::Topology;
@@ -236,6 +236,11 @@ impl<B: Backend> Group<B> {
 
     pub(crate) fn world(&self) -> usize {
         self.memory.len()
+    }
+
+    /// Whether peers reach the memory of a rank's device; else what they share lies in the host's.
+    pub(crate) fn reaches_peers(&self) -> bool {
+        self.topology.link != Link::Pinned
     }
 
     /// Threads of a block for which `threads` were asked.

@@ -35,7 +35,7 @@ use self::member::{Member, Own};
 pub(crate) use self::symmetric::Symmetric;
 pub use self::transfers::Transfers;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Link};
 use crate::buffer::{DeviceBuffer, allocation_bytes};
 use crate::error::{ApiMisuse, Result};
 use crate::layout::{
@@ -120,7 +120,13 @@ impl<B: Backend> Communicator<B> {
         unsafe { Signal::unsafe_ptr_from(self.member.base()) }
     }
 
-    /// Allocates `len` elements of symmetric memory, which peers read in place, with unspecified content.
+    /// What connects the ranks: the slowest way between two. [`Link::Pinned`] where what they share lies in the host's memory
+    /// ([`Settings::peer_to_peer`]).
+    pub fn link(&self) -> Link {
+        self.member.group.topology.link
+    }
+
+    /// Allocates `len` elements of symmetric memory, which peers read in place where they reach it, with unspecified content.
     ///
     /// Collective: every rank makes the same `alloc` calls in the same order. In one process it never waits: whichever
     /// rank comes first allocates for all. Ranks that are processes meet in it, and wait for each other as long as for a

@@ -19,7 +19,7 @@ use crate::rendezvous::{Rendezvous, fds};
 use crate::settings::Settings;
 use crate::signal::{check_rank, check_world};
 
-use super::builder::{agreement, check_sharing, compare, rooms};
+use super::builder::{agreement, check_sharing, compare, is_apart, rooms, without_peers};
 use super::group::{BlockBudget, Group, Ranks, lock};
 use super::{Communicator, Own};
 
@@ -154,16 +154,26 @@ impl<B: Backend> Link<B> {
             streams.iter().filter(|_| goes).for_each(|stream| B::keep_until(&mapped.memory, stream));
             !goes
         });
-        if let Some(rank) = said.iter().position(|other| other.bytes != said[0].bytes) {
-            let (bytes, expected) = (said[rank].bytes, said[0].bytes);
-            return Err(ApiMisuse::UnequalAlloc { rank, bytes, first: 0, expected }.into());
-        }
-        let (memory, seen) = self.share(device, own?, patience)?;
+        check_equal(&said)?;
+        let (memory, seen) = self.share(device, own?, MemoryKind::Shared, patience)?;
         let rank = self.rendezvous.rank();
         B::attach(&memory[rank], Box::new(Companion { call, released: self.released.clone() }));
         let peers = memory.iter().enumerate().filter(|(owner, _)| *owner != rank);
         lock(&self.mapped).extend(peers.map(|(owner, memory)| Mapped { owner, call, memory: memory.clone() }));
         Ok((memory, seen))
+    }
+
+    /// [`allocate`](Self::allocate) where peers do not reach the memory of this rank's device: they only meet.
+    pub(crate) fn allocate_own(
+        &mut self,
+        device: &B::Device,
+        (bytes, capacity): (usize, usize),
+        patience: Duration,
+    ) -> Result<B::Buffer> {
+        let own = B::allocate(device, capacity, MemoryKind::Device);
+        let said = own.as_ref().map(|_| Allocating { bytes, released: Vec::new() }).map_err(Error::clone);
+        check_equal(&self.exchange("alloc", said, patience)?)?;
+        own
     }
 
     /// Keeps what is mapped until the calls that are now on `streams` have ended.
@@ -173,18 +183,19 @@ impl<B: Backend> Link<B> {
         }
     }
 
-    /// Shares this rank's `own` memory. Gives all ranks' as this process sees them, and where each rank sees this one's.
+    /// Shares this rank's `own` memory, of a `kind` for that. Gives all ranks' as this process sees them, and where each rank sees this one's.
     fn share(
         &mut self,
         device: &B::Device,
         own: B::Buffer,
+        kind: MemoryKind,
         patience: Duration,
     ) -> Result<(Vec<B::Buffer>, [u64; MAX_GPUS])> {
         let rank = self.rendezvous.rank();
         let exported = B::export(&own);
         self.exchange("export", exported.as_ref().map(drop).map_err(Error::clone), patience)?;
         let descriptors = fds::exchange(&mut *self.rendezvous, &[exported?.as_fd()], patience)?;
-        let imported = import::<B>(device, rank, own, descriptors);
+        let imported = import::<B>(device, rank, (own, kind), descriptors);
         let addresses = imported.as_ref().map(|all| all.iter().map(B::address).collect::<Vec<_>>());
         let addresses = self.exchange("import", addresses.map_err(Error::clone), patience)?;
         let mut seen = [0; MAX_GPUS];
@@ -197,10 +208,21 @@ impl<B: Backend> Link<B> {
     }
 }
 
+/// Refuses the first rank that allocates more or less than rank 0.
+fn check_equal(said: &[Allocating]) -> Result<()> {
+    match said.iter().position(|other| other.bytes != said[0].bytes) {
+        None => Ok(()),
+        Some(rank) => {
+            let (bytes, expected) = (said[rank].bytes, said[0].bytes);
+            Err(ApiMisuse::UnequalAlloc { rank, bytes, first: 0, expected }.into())
+        }
+    }
+}
+
 fn import<B: Backend>(
     device: &B::Device,
     rank: usize,
-    own: B::Buffer,
+    (own, kind): (B::Buffer, MemoryKind),
     descriptors: Vec<Vec<OwnedFd>>,
 ) -> Result<Vec<B::Buffer>> {
     let bytes = B::bytes(&own);
@@ -209,7 +231,7 @@ fn import<B: Backend>(
         let why = || "no descriptor came".to_owned();
         let missing = || error::Rendezvous::Protocol { rank, peer: other, why: why() };
         let descriptor = theirs.pop().ok_or_else(missing)?;
-        memory.push(if other == rank { own.clone() } else { B::import(device, descriptor, bytes)? });
+        memory.push(if other == rank { own.clone() } else { B::import(device, descriptor, bytes, kind)? });
     }
     Ok(memory)
 }
@@ -266,48 +288,89 @@ pub(super) fn connect<B: Backend>(
             Some(budget) => budget.rooms(),
             None => rooms::<B>(device, &module, max_threads, &settings, sharing)?,
         };
-        let own = Own::<B>::new(device, module, service)?;
-        let memory = own.allocate(MemoryKind::Shared, &settings, rank, world)?;
-        Ok((rooms, own, memory))
+        Ok((rooms, Own::<B>::new(device, module, service)?))
     });
-    let rooms = prepared.as_ref().map(|(rooms, ..)| rooms.clone()).map_err(Error::clone);
-    let budget = BlockBudget::new(max_threads, &link.exchange("connect: memory", rooms, patience)?);
+    let rooms = prepared.as_ref().map(|(rooms, _)| rooms.clone()).map_err(Error::clone);
+    let budget = BlockBudget::new(max_threads, &link.exchange("connect: blocks", rooms, patience)?);
     budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
-    let (_, own, memory) = prepared?;
-    let (memory, _) = link.share(device, memory, patience)?;
+    let (_, own) = prepared?;
+
+    let mut meet = |kind| meet(&own, &mut link, &settings, &devices, kind);
+    let met = if is_apart(&settings, world) {
+        meet(MemoryKind::SharedHost)?
+    } else {
+        match meet(MemoryKind::Shared)? {
+            Err(refusal) => without_peers(&settings, refusal).and_then(|_| meet(MemoryKind::SharedHost))?,
+            met => met,
+        }
+    };
+    let (memory, connection) = met?;
     B::attach(&memory[rank], Box::new(link.mapped.clone()));
 
-    let reached = write_to_all(&own, &devices, &memory, rank);
-    let reached = link.exchange("connect: write", reached, patience)?;
-    link.exchange("connect: read", read_from_all(&own, &memory[rank], &devices, rank), patience)?;
-
-    let connection = reached.into_iter().max().unwrap_or(Connection::SameDevice);
     let topology = Topology::new(&info, connection, world);
     let ranks = Ranks::Apart(Processes { rank, link: Mutex::new(link) });
     Ok(Communicator::new(Arc::new(Group::new(memory, ranks, topology, budget)), rank, own, settings))
 }
 
-/// Proves by data that this rank reaches all others. Gives the slowest of what connects them.
-fn write_to_all<B: Backend>(own: &Own<B>, devices: &[&str], memory: &[B::Buffer], rank: usize) -> Result<Connection> {
-    let mut slowest = Connection::SameDevice;
+/// Shares memory of a `kind` with the other ranks, and proves by data that all reach it. Gives all ranks' and the slowest of what connects them,
+/// or the refusal if some rank does not reach another: its own, or [`Failed`](error::Rendezvous::Failed) with that of another.
+fn meet<B: Backend>(
+    own: &Own<B>,
+    link: &mut Link<B>,
+    settings: &Settings,
+    devices: &[&str],
+    kind: MemoryKind,
+) -> Result<Result<(Vec<B::Buffer>, Connection)>> {
+    let (rank, world, patience) = (link.rendezvous.rank(), devices.len(), settings.timeout);
+    // A device that this process does not see: the data will show whether it is reached.
+    let near = |device: &&str| B::find(&own.device, device).map_or(Ok(Connection::Pcie), |far| reach::<B>(own, &far));
+    let connection = match kind {
+        MemoryKind::SharedHost => Ok(Connection::Pinned),
+        _ => devices.iter().map(near).try_fold(Connection::SameDevice, |slowest, link| Ok(slowest.max(link?))),
+    };
+    let connection = match link.exchange("connect: reach", connection, patience) {
+        Ok(connection) => connection.into_iter().max().unwrap_or(Connection::SameDevice),
+        Err(error) => return refusal(error).map(Err),
+    };
+
+    let memory = own.allocate(kind, settings, rank, world);
+    link.exchange("connect: memory", memory.as_ref().map(drop).map_err(Error::clone), patience)?;
+    let memory = memory?;
+    let reached = link.share(&own.device, memory, kind, patience).and_then(|(memory, _)| {
+        link.exchange("connect: write", write_to_all(own, devices, &memory, rank), patience)?;
+        link.exchange("connect: read", read_from_all(own, &memory[rank], devices, rank), patience)?;
+        Ok((memory, connection))
+    });
+    reached.map(Ok).or_else(|error| refusal(error).map(Err))
+}
+
+/// What connects this rank's device with one that it sees.
+fn reach<B: Backend>(own: &Own<B>, far: &B::Device) -> Result<Connection> {
+    let access = B::peer_access(&own.device, far)?;
+    match access.refusal {
+        None => Ok(access.link),
+        Some(why) => Err(peer_error::<B>(&own.device, &B::describe(far).uuid, why)),
+    }
+}
+
+/// The error of a step of [`meet`], if it may mean that some device does not reach another's memory. All ranks find the same: those that did
+/// not fail themselves are told that another did.
+fn refusal(error: Error) -> Result<Error> {
+    match error {
+        Error::Peer { .. } | Error::Driver { .. } | Error::Rendezvous(error::Rendezvous::Failed { .. }) => Ok(error),
+        _ => Err(error),
+    }
+}
+
+/// Writes a pattern to every other rank.
+fn write_to_all<B: Backend>(own: &Own<B>, devices: &[&str], memory: &[B::Buffer], rank: usize) -> Result<()> {
     for (other, theirs) in memory.iter().enumerate().filter(|(other, _)| *other != rank) {
         let refuse = |why| peer_error::<B>(&own.device, devices[other], why);
-        slowest = slowest.max(match B::find(&own.device, devices[other]) {
-            Some(far) => {
-                let access = B::peer_access(&own.device, &far)?;
-                if let Some(why) = access.refusal {
-                    return Err(refuse(why));
-                }
-                access.link
-            }
-            // A device that this process does not see: the data will show whether it is reached.
-            None => Connection::Pcie,
-        });
         let offset = SCRATCH_OFFSET + rank * PATTERN_BYTES;
         write_pattern::<B>(&own.service, &own.module, theirs, offset, seed(rank, other))
             .map_err(|e| e.into_error(refuse))?;
     }
-    Ok(slowest)
+    Ok(())
 }
 
 /// Whether what the others wrote has arrived.

@@ -59,7 +59,9 @@ impl<B: Backend> Call<'_, B> {
     pub(super) fn symmetric_of<'s, T: Pod>(&self, slice: &Slice<'s, B, T>) -> Option<&'s Arc<Symmetric<B>>> {
         // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
         slice.symmetric().filter(|s| {
-            s.belongs_to(&self.comm.group) && B::address(s.memory(self.comm.rank)) == B::address(slice.memory())
+            self.comm.group.reaches_peers()
+                && s.belongs_to(&self.comm.group)
+                && B::address(s.memory(self.comm.rank)) == B::address(slice.memory())
         })
     }
 

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Link};
+use crate::backend::Backend;
 use crate::error::{ApiMisuse, Error, Rendezvous, Result};
 use crate::plan::Topology;
 use crate::rendezvous::{Id, UnixRendezvous};
 use crate::settings::Settings;
 
-use super::builder::{Seat, seat};
+use super::builder::{Seat, connection, seat};
 use super::group::{BlockBudget, Group, Here, Ranks, lock};
 use super::process::{self, Processes};
 use super::{Communicator, Member};
@@ -182,17 +182,13 @@ fn part<B: Backend>(
     let groups = groups(&wishes);
     for ranks in &groups {
         let budget = half_for(&group.budget, settings)?;
-        let mut seats = Vec::new();
-        let mut link = Link::SameDevice;
-        for &rank in ranks {
-            let device = &here.devices[rank];
-            for far in ranks.iter().map(|other| &here.devices[*other]).filter(|far| *far != device) {
-                link = link.max(B::peer_access(device, far)?.link);
-            }
-            let (device, module) = (device.clone(), brought[rank].1.clone());
+        let seats = ranks.iter().map(|rank| {
+            let (device, module) = (here.devices[*rank].clone(), brought[*rank].1.clone());
             let service = B::create_stream(&device)?;
-            seats.push(Seat { device, module, service });
-        }
+            Ok(Seat { device, module, service })
+        });
+        let seats = seats.collect::<Result<Vec<_>>>()?;
+        let link = connection(settings, &seats)?;
         let topology = Topology { link, world: ranks.len(), ..group.topology };
         for (rank, comm) in ranks.iter().zip(seat(seats, settings, topology, budget)?) {
             made[*rank] = Some(comm);

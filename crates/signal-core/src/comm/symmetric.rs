@@ -1,4 +1,5 @@
-//! Symmetric memory: allocations that every rank made together, so that peers can read them in place (P14).
+//! Symmetric memory: allocations that every rank made together, so that peers can read them in place (P14). Where ranks meet in the host's memory
+//! it is memory of their devices all the same, and staged as any other.
 
 use std::sync::Arc;
 
@@ -14,15 +15,17 @@ use super::process::Processes;
 #[derive(Debug)]
 pub(crate) struct Symmetric<B: Backend> {
     group: Arc<Group<B>>,
-    /// By rank, as this process sees them.
+    /// As this process sees them, by rank from [`first`](Self::first) on.
     memory: Vec<B::Buffer>,
+    /// Not 0 where this process has its own part alone, which no peer reaches.
+    first: usize,
     /// Where each rank sees this one's. `None` where all ranks are of one process, in which an address means the same to all.
     seen: Option<[u64; MAX_GPUS]>,
 }
 
 impl<B: Backend> Symmetric<B> {
     pub(crate) fn memory(&self, rank: usize) -> &B::Buffer {
-        &self.memory[rank]
+        &self.memory[rank - self.first]
     }
 
     pub(crate) fn all_memory(&self) -> &[B::Buffer] {
@@ -31,7 +34,7 @@ impl<B: Backend> Symmetric<B> {
 
     /// Where each rank sees `address`, which lies in `rank`'s part.
     pub(crate) fn seen_by_ranks(&self, rank: usize, address: u64) -> [u64; MAX_GPUS] {
-        let offset = address - B::address(&self.memory[rank]);
+        let offset = address - B::address(self.memory(rank));
         self.seen.map_or([address; MAX_GPUS], |seen| seen.map(|start| start + offset))
     }
 
@@ -103,9 +106,10 @@ fn allocate_here<B: Backend>(
         return Ok(if found.waiting == 0 { pending.0.swap_remove(at).buffer } else { found.buffer.clone() });
     }
 
-    let memory = here.devices.iter().map(|device| B::allocate(device, capacity, MemoryKind::PeerVisible));
+    let kind = if comm.group.reaches_peers() { MemoryKind::PeerVisible } else { MemoryKind::Device };
+    let memory = here.devices.iter().map(|device| B::allocate(device, capacity, kind));
     let memory = memory.collect::<Result<Vec<_>>>()?;
-    let buffer = Arc::new(Symmetric { group: comm.group.clone(), memory, seen: None });
+    let buffer = Arc::new(Symmetric { group: comm.group.clone(), memory, first: 0, seen: None });
     let waiting = here.devices.len() - 1;
     if waiting > 0 {
         pending.0.push(Pending { call, bytes, first: rank, waiting, buffer: buffer.clone() });
@@ -113,7 +117,7 @@ fn allocate_here<B: Backend>(
     Ok(buffer)
 }
 
-/// Each rank allocates its own part and maps the others'.
+/// Each rank allocates its own part, and maps the others' where it reaches them.
 fn allocate_apart<B: Backend>(
     comm: &Member<B>,
     processes: &Processes<B>,
@@ -122,6 +126,11 @@ fn allocate_apart<B: Backend>(
 ) -> Result<Arc<Symmetric<B>>> {
     let (streams, patience) = (comm.group.streams(), comm.settings.timeout);
     let mut link = processes.lock();
+    let group = comm.group.clone();
+    if !group.reaches_peers() {
+        let own = link.allocate_own(comm.device(), (bytes, capacity), patience)?;
+        return Ok(Arc::new(Symmetric { group, memory: vec![own], first: comm.rank, seen: None }));
+    }
     let (memory, seen) = link.allocate(comm.device(), call, (bytes, capacity), &streams, patience)?;
-    Ok(Arc::new(Symmetric { group: comm.group.clone(), memory, seen: Some(seen) }))
+    Ok(Arc::new(Symmetric { group, memory, first: 0, seen: Some(seen) }))
 }

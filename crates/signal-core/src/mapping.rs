@@ -1,16 +1,18 @@
 //! Memory that several processes map: an anonymous file, known by its descriptor alone. It has no name that a crash could
-//! leave behind, and lives until the last process that maps it or holds its descriptor is gone.
+//! leave behind, and lives until the last process that maps it or holds its descriptor is gone. For backends: the host's own memory, and on
+//! GPUs that which the driver pins.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
+use crate::error::{ApiMisuse, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use signal_core::error::{ApiMisuse, Error, Result};
 
 /// A mapped file, and its descriptor.
-pub(crate) struct Mapping {
+#[derive(Debug)]
+pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
     descriptor: OwnedFd,
@@ -21,7 +23,10 @@ const SIZE_IS_FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(
 
 impl Mapping {
     /// Zeroed memory.
-    pub(crate) fn new(bytes: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn new(bytes: usize) -> Result<Self> {
         let descriptor =
             memfd_create("signal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed("memfd_create"))?;
         ftruncate(&descriptor, bytes as u64).map_err(failed("ftruncate"))?;
@@ -30,7 +35,10 @@ impl Mapping {
     }
 
     /// Maps what another process made.
-    pub(crate) fn open(descriptor: OwnedFd, bytes: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`ApiMisuse::BufferTooSmall`], [`ApiMisuse::NotShared`] for what is not such memory; those of the system.
+    pub fn open(descriptor: OwnedFd, bytes: usize) -> Result<Self> {
         let found = fstat(&descriptor).map_err(failed("fstat"))?.st_size;
         let found = usize::try_from(found).unwrap_or(0);
         // Only files of memory have seals.
@@ -53,11 +61,16 @@ impl Mapping {
         Ok(Mapping { start, bytes, descriptor })
     }
 
-    pub(crate) fn start(&self) -> NonNull<u8> {
+    /// First byte, of whole pages. The memory is there until this value is dropped.
+    pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    pub(crate) fn export(&self) -> Result<OwnedFd> {
+    /// A descriptor for another process.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn export(&self) -> Result<OwnedFd> {
         self.descriptor.try_clone().map_err(|error| Error::Driver {
             code: error.raw_os_error().unwrap_or(0),
             name: error.to_string(),
@@ -65,6 +78,11 @@ impl Mapping {
         })
     }
 }
+
+// SAFETY: the range is this value's, whichever thread has it; what is done through its address is ordered by whoever does it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
