@@ -73,7 +73,7 @@ run_rocm() {
 # Cases that between them call all of the backend; rocm_long runs the whole suite.
 ROCM_CASES=(
   abort_ all_reduce_matches_small_sizes counted_all_to_all_in_graphs exchanges_in_graphs graph_ input_freed layout_ lines_count_wraps misuse_capture
-  misuse_grids misuse_shared_stream misuse_wrong_device processes_leave processes_recover processes_replay processes_two prove_peer random_programs
+  misuse_grids misuse_shared_stream misuse_wrong_device processes_leave processes_recover processes_replay processes_two pinned_ prove_peer random_programs
   split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport
 )
 
@@ -148,6 +148,8 @@ stage_archs() {
 stage_long() {
   SIGNAL_TEST_SCALE=10 cargo test --release -p signal-comm --test host --test fuzz
   SIGNAL_TIMEOUT=1 cargo run --release -p signal-cli -- soak --backend host --ranks 4 --minutes 2 --faults
+  # As where devices do not reach each other.
+  SIGNAL_P2P=0 cargo test --release -p signal-comm --test host
   # A thousand calls behind each fault.
   SIGNAL_TEST_SCALE=50 cargo test --release -p signal-comm --test host -- recover_after_a_stop_at_every_point
   ci/model.sh --mutants

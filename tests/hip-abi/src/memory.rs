@@ -154,7 +154,7 @@ mod pin {
     use cudarc::driver::sys;
 
     use super::{Code, c_void};
-    use crate::UNKNOWN;
+    use crate::{CURRENT, UNKNOWN};
 
     pub(super) fn register(host: *mut c_void, bytes: usize) -> Result<(), Code> {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -167,16 +167,15 @@ mod pin {
         with_context(|| unsafe { sys::cuMemHostUnregister(host) })
     }
 
-    /// With the first device's context, which stands for all: what is registered is so for every device.
+    /// With the current device's context, which stands for all: what is registered is so for every device, as long as that context lives. So it is
+    /// kept for the rest of the program, as the engine keeps those that it uses.
     fn with_context(call: impl FnOnce() -> sys::CUresult) -> Result<(), Code> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the engine has opened the driver and retains the context for the rest of the program, so releasing it here only undoes this count.
+        // SAFETY: the engine has opened the driver, whose devices are numbered as this library's; the output outlives the calls.
         let results = unsafe {
-            let retained = sys::cuDevicePrimaryCtxRetain(&raw mut context, 0);
+            let retained = sys::cuDevicePrimaryCtxRetain(&raw mut context, CURRENT.get());
             let pushed = sys::cuCtxPushCurrent_v2(context);
-            let called = call();
-            let popped = sys::cuCtxPopCurrent_v2(&raw mut context);
-            [retained, pushed, called, popped, sys::cuDevicePrimaryCtxRelease_v2(0)]
+            [retained, pushed, call(), sys::cuCtxPopCurrent_v2(&raw mut context)]
         };
         if results.iter().all(|result| *result == sys::CUresult::CUDA_SUCCESS) { Ok(()) } else { Err(UNKNOWN) }
     }
