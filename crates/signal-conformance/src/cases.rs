@@ -21,6 +21,7 @@ pub mod processes;
 pub mod program;
 pub mod raw;
 pub mod recover;
+pub mod register;
 pub mod setup;
 pub mod special;
 pub mod split;

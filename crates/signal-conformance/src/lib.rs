@@ -76,6 +76,10 @@ macro_rules! suite {
                     pinned_random_programs,
                     pinned_alloc_and_split,
                     pinned_needs_a_peer;
+                register:
+                    register_is_read_in_place,
+                    register_again_and_again,
+                    register_refuses;
                 barrier:
                     barrier_every_world_and_domain,
                     barrier_waits_for_the_last_rank,
@@ -224,6 +228,7 @@ macro_rules! suite {
             $crate::process_tests! { $open, $check;
                 processes_random_programs,
                 processes_replay_graphs,
+                processes_register,
                 processes_leave_nothing_behind,
                 processes_recover,
                 processes_refuse_differences,

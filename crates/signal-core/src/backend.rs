@@ -112,6 +112,18 @@ pub enum MemoryKind {
     HostMapped,
 }
 
+/// Who is to read memory that a user has allocated.
+#[derive(Clone, Copy, Debug)]
+pub enum Readers<'a, B: Backend> {
+    /// Kernels of this process on these devices, to which access is enabled ([`Backend::enable_peer`]).
+    Devices(&'a [B::Device]),
+    /// Other processes, by [`Backend::export`] and [`Backend::import`] as [`MemoryKind::Shared`].
+    Processes,
+}
+
+/// First byte and bytes of an allocation, or why it is not for those who asked.
+pub type Found = std::result::Result<(u64, usize), String>;
+
 /// Identity of a stream, unique among the live streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
@@ -195,11 +207,15 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     /// Makes memory that another process has exported, of at least `bytes` and that `kind`, reachable from `device`. Nothing is believed of
     /// the descriptor: an error unless it is such memory.
     fn import(device: &Self::Device, descriptor: OwnedFd, bytes: usize, kind: MemoryKind) -> Result<Self::Buffer>;
-    /// A handle of memory that others have allocated, which [`export`](Self::export) refuses.
+    /// A handle of memory that others have allocated. [`export`](Self::export) takes it if it is what [`look_up`](Self::look_up) has found for
+    /// [`Readers::Processes`].
     ///
     /// # Safety
     /// Kernels on `device` reach all `bytes` (more than 0) at `address`, until the last handle is gone and all work on the memory has ended.
     unsafe fn borrow(device: &Self::Device, address: u64, bytes: usize) -> Self::Buffer;
+    /// Start and bytes of the allocation of others in which `bytes` (more than 0) at `address` lie, if `readers` can be let at it while kernels
+    /// run; else why not. Nothing is believed of the address, and nothing is changed.
+    fn look_up(device: &Self::Device, address: u64, bytes: usize, readers: Readers<'_, Self>) -> Result<Found>;
     /// Drops `companion` with the buffer's last handle, those that graphs have included. Work on the memory may still run then. At
     /// most once for a buffer.
     fn attach(buffer: &Self::Buffer, companion: Box<dyn Any + Send + Sync>);

@@ -34,10 +34,12 @@ pub mod rendezvous;
 mod settings;
 mod signal;
 
-pub use self::backend::{Backend, DeviceFamily, DeviceInfo, Launch, Link, MemoryKind, PeerAccess, StreamId};
+pub use self::backend::{Backend, DeviceFamily, DeviceInfo, Launch, Link, MemoryKind, PeerAccess, Readers, StreamId};
 pub use self::buffer::{DeviceBuffer, Slice, SliceMut};
 pub use self::collective::Collective;
-pub use self::comm::{AbortHandle, BarrierProbe, Builder, Call, CallOptions, Communicator, Domain, Transfers};
+pub use self::comm::{
+    AbortHandle, BarrierProbe, Builder, Call, CallOptions, Communicator, Domain, Registration, Transfers,
+};
 pub use self::dtype::{Dtype, E4m3, E5m2, Element, Float, ReduceOp};
 pub use self::error::{ApiMisuse, Error, Result, Timeout};
 pub use self::kernel::{Algorithm, FastSum, Kernel, Phase};

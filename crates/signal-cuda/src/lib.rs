@@ -23,6 +23,7 @@
 mod device;
 mod driver;
 mod event;
+mod foreign;
 mod graph;
 mod memory;
 mod module;
@@ -36,8 +37,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use signal_core::backend::Found;
 use signal_core::error::Result;
-use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, StreamId};
+use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 
 /// The bindings of cudarc that this backend calls, for what it does not wrap: handles such as [`Stream::raw`].
 pub use cudarc::driver::sys;
@@ -110,6 +112,10 @@ impl Backend for Cuda {
     unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
         // SAFETY: passed on to the caller.
         unsafe { Buffer::borrow(device, address, bytes) }
+    }
+
+    fn look_up(device: &Device, address: u64, bytes: usize, readers: Readers<'_, Self>) -> Result<Found> {
+        foreign::look_up(device, address, bytes, readers)
     }
 
     fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {

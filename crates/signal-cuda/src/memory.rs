@@ -84,9 +84,10 @@ impl Buffer {
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         let _current = self.device().enter()?;
         match &self.0.memory.source {
-            Source::Shared => shared::export(self.address()),
+            // The driver refuses what was not created for it.
+            Source::Shared | Source::Borrowed => shared::export(self.address()),
             Source::SharedHost(mapping) => mapping.export(),
-            Source::Plain | Source::Pinned(_) | Source::Borrowed => Err(ApiMisuse::NotShared.into()),
+            Source::Plain | Source::Pinned(_) => Err(ApiMisuse::NotShared.into()),
         }
     }
 

@@ -15,9 +15,15 @@ use crate::driver::{check, unavailable};
 // The parameter structs, as the driver API has them in all of its versions: bindings name their fields differently.
 
 #[repr(C)]
-struct Location {
+pub(crate) struct Location {
     kind: c_uint,
     id: c_int,
+}
+
+impl Location {
+    pub(crate) fn of(device: CUdevice) -> Location {
+        Location { kind: ON_DEVICE, id: device }
+    }
 }
 
 #[repr(C)]
@@ -43,8 +49,8 @@ const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
 const PINNED: c_uint = 1; // CU_MEM_ALLOCATION_TYPE_PINNED
 const ON_DEVICE: c_uint = 1; // CU_MEM_LOCATION_TYPE_DEVICE
-const READ_WRITE: c_uint = 3; // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-const DESCRIPTORS: c_uint = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as a bit
+pub(crate) const READ_WRITE: c_uint = 3; // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+pub(crate) const DESCRIPTORS: c_uint = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as a bit
 const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// A reference to memory, whether it is mapped or not.
@@ -76,7 +82,7 @@ static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings { ranges: Vec::new(), adm
 
 impl Range {
     fn allow(self, device: CUdevice) -> Result<()> {
-        let access = Access { location: location(device), flags: READ_WRITE };
+        let access = Access { location: Location::of(device), flags: READ_WRITE };
         // SAFETY: the range is mapped; the struct has the layout of the driver's.
         let result = unsafe { sys::cuMemSetAccess(self.address, self.capacity, (&raw const access).cast(), 1) };
         check("cuMemSetAccess", result)
@@ -104,15 +110,11 @@ pub(crate) fn admit(device: &Device, peer: &Device) -> Result<()> {
     Ok(())
 }
 
-fn location(device: CUdevice) -> Location {
-    Location { kind: ON_DEVICE, id: device }
-}
-
 fn properties(device: &Device) -> Properties {
     Properties {
         kind: PINNED,
         handle_types: DESCRIPTORS,
-        location: location(device.handle()),
+        location: Location::of(device.handle()),
         win32_meta_data: std::ptr::null_mut(),
         compression: 0,
         rdma: 0,

@@ -51,7 +51,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use signal_core::backend::{Backend, DeviceInfo, Launch, MemoryKind, PeerAccess, StreamId};
+use signal_core::backend::{Backend, DeviceInfo, Found, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 use signal_core::error::{ApiMisuse, Result};
 use signal_core::kernel::Kernel;
 
@@ -122,6 +122,14 @@ impl Backend for Host {
     unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
         // SAFETY: passed on to the caller.
         unsafe { Buffer::borrow(device, address, bytes) }
+    }
+
+    fn look_up(_device: &Device, address: u64, bytes: usize, readers: Readers<'_, Self>) -> Result<Found> {
+        // All memory of the process is one; what is another process's is mapped, which a user's is not.
+        Ok(match readers {
+            Readers::Devices(_) => Ok((address, bytes)),
+            Readers::Processes => Err("it is private memory of a process".to_owned()),
+        })
     }
 
     fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {

@@ -32,8 +32,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use signal_core::backend::Found;
 use signal_core::error::Result;
-use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, StreamId};
+use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 
 pub use self::device::{Device, Rocm, RocmImage};
 pub use self::event::Event;
@@ -103,6 +104,11 @@ impl Backend for Rocm {
     unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Buffer {
         // SAFETY: passed on to the caller.
         unsafe { Buffer::borrow(device, address, bytes) }
+    }
+
+    fn look_up(_device: &Device, address: u64, bytes: usize, readers: Readers<'_, Self>) -> Result<Found> {
+        let _ = (address, bytes, readers);
+        Ok(Err("caches hold memory of hipMalloc until a kernel ends; allocate it with the communicator".to_owned()))
     }
 
     fn attach(buffer: &Buffer, companion: Box<dyn Any + Send + Sync>) {

@@ -148,6 +148,8 @@ pub(crate) enum Memory {
     Symmetric,
     /// Any device memory: only its own rank touches it, so the kernel stages it.
     Local,
+    /// The same, registered: peers read it where it is. An error where they cannot.
+    Registered,
 }
 
 impl Memory {
@@ -155,6 +157,7 @@ impl Memory {
         match self {
             Memory::Symmetric => "symmetric",
             Memory::Local => "local",
+            Memory::Registered => "registered",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The buffers of a size: a few independent sets, each with random data of its own.
 
 use signal_comm::reference::Rng;
-use signal_comm::{Backend, DeviceBuffer, DeviceFamily, Element};
+use signal_comm::{Backend, Communicator, DeviceBuffer, DeviceFamily, Element, Registration};
 
 use super::args::{Args, Memory};
 use super::expected::{Data, GARBAGE};
@@ -15,6 +15,8 @@ const MEMORY_SHARE: u64 = 8;
 
 /// One call's buffers on the ranks of this process.
 pub(super) struct Set<B: Backend, T: Element> {
+    /// Of the buffers, which they go before.
+    _registrations: Vec<Registration<B>>,
     /// As [`Shape::before`](super::shape::Shape::before) has it: what calls out of place read, and a copy for those in place.
     pub(super) inputs: Vec<DeviceBuffer<B, T>>,
     pub(super) outputs: Vec<DeviceBuffer<B, T>>,
@@ -58,12 +60,18 @@ impl<B: Backend, T: Element> Sets<B, T> {
 impl<B: Backend, T: Element> Set<B, T> {
     fn create(ranks: &mut Ranks<B>, memory: Memory, name: [u64; 3], size: Size) -> Result<Self> {
         let len = ranks.shape.parts() * size.count;
+        let mut registrations = Vec::new();
         let mut allocate = || -> Result<Vec<DeviceBuffer<B, T>>> {
             let buffers = ranks.communicators.iter_mut().map(|communicator| match memory {
-                Memory::Symmetric => communicator.alloc(len),
-                Memory::Local => DeviceBuffer::new(communicator.device(), len),
+                Memory::Symmetric => Ok(communicator.alloc(len)?),
+                Memory::Local => Ok(DeviceBuffer::new(communicator.device(), len)?),
+                Memory::Registered => {
+                    let buffer = DeviceBuffer::new(communicator.device(), len)?;
+                    registrations.push(register(communicator, &buffer)?);
+                    Ok(buffer)
+                }
             });
-            Ok(buffers.collect::<Result<_, _>>()?)
+            buffers.collect()
         };
         let (mut inputs, outputs) = (allocate()?, allocate()?);
         let seed = name.into_iter().fold(0, |state, part| Rng::new(state ^ part).next_u64());
@@ -71,7 +79,20 @@ impl<B: Backend, T: Element> Set<B, T> {
         for ((rank, buffer), stream) in ranks.here().zip(&mut inputs).zip(&ranks.streams) {
             buffer.write(stream, &data.before(rank))?;
         }
-        Ok(Set { inputs, outputs, data })
+        Ok(Set { _registrations: registrations, inputs, outputs, data })
+    }
+}
+
+/// An error where peers cannot be let at the buffer: what is measured would not be what was asked for.
+fn register<B: Backend, T: Element>(
+    communicator: &mut Communicator<B>,
+    buffer: &DeviceBuffer<B, T>,
+) -> Result<Registration<B>> {
+    // SAFETY: a set is dropped once its calls have ended, or with a process that ends because one failed; the registration goes first.
+    let registration = unsafe { communicator.register(buffer.address(), buffer.len() * size_of::<T>()) }?;
+    match registration.refusal() {
+        None => Ok(registration),
+        Some(why) => Err(CliError::Arguments(format!("--memory registered: peers cannot be let at it: {why}"))),
     }
 }
 

@@ -7,8 +7,8 @@ use rustix::process::Signal;
 use signal_core::error::Rendezvous;
 use signal_core::reference::Rng;
 use signal_core::{
-    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, Dtype, Element, Error, Link, ReduceOp,
-    Settings,
+    Algorithm, ApiMisuse, Backend, CallOptions, Communicator, DeviceBuffer, DeviceFamily, Dtype, Element, Error, Link,
+    MemoryKind, ReduceOp, Settings,
 };
 
 use crate::cases::blocks::budget_of;
@@ -204,6 +204,62 @@ pub fn processes_leave_nothing_behind<B: Backend>() -> ProcessCase<B> {
                 }
             }
         },
+    }
+}
+
+/// Memory that each process has allocated by itself, again and again. Others can map it if it was allocated for that.
+pub fn processes_register<B: Backend>() -> ProcessCase<B> {
+    ProcessCase {
+        direct: |director| worlds(director).iter().for_each(|world| director.succeed(*world, "register")),
+        member: |member| {
+            let (mut comm, stream) = member.connect(|_| ()).unwrap();
+            for kind in [MemoryKind::Device, MemoryKind::Shared] {
+                register_again_and_again(&mut comm, &stream, kind);
+            }
+        },
+    }
+}
+
+fn register_again_and_again<B: Backend>(comm: &mut Communicator<B>, stream: &B::Stream, kind: MemoryKind) {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let inputs = random_inputs::<f32>(world, 8, COUNT);
+    let expected = sum(&inputs);
+    let mut output = DeviceBuffer::<B, f32>::new(comm.device(), COUNT).unwrap();
+    // From its fourth element on.
+    let memory = B::allocate(comm.device(), 4 * (COUNT + 3), kind).unwrap();
+    B::upload(stream, bytemuck::cast_slice(&inputs[rank]), &memory, 12).unwrap();
+    let input = B::address(&memory) + 12;
+    let is_nvidia = B::describe(comm.device()).family == DeviceFamily::Nvidia;
+    let is_mapped = is_nvidia && kind == MemoryKind::Shared && comm.link() != Link::Pinned;
+    let mut most = None;
+    for round in 0..scaled(300) {
+        // One rank may bring nothing.
+        let bytes = if round % 3 == 1 && rank == 1 { 0 } else { 4 * COUNT };
+        // SAFETY: the memory is dropped behind the registration, and behind all calls.
+        let registration = unsafe { comm.register(input, bytes) }.unwrap();
+        let refusal = registration.refusal();
+        assert_eq!(refusal.is_none(), is_mapped && bytes > 0, "{refusal:?}");
+        assert_eq!(comm.is_read_in_place(input, 4 * COUNT), refusal.is_none());
+        let mut call = || {
+            let call = comm.with(options(|o| o.algorithm = Some(Algorithm::OneStage)));
+            // SAFETY: both live until the waits below, and nothing else uses them.
+            unsafe { call.all_reduce_raw(stream, input, output.address(), COUNT, Dtype::F32, ReduceOp::Sum) }.unwrap();
+        };
+        if round % 8 == 0 {
+            B::begin_capture(stream).unwrap();
+            call();
+            let graph = B::end_capture(stream).unwrap();
+            B::replay(&graph, stream).unwrap();
+            B::synchronize(stream).unwrap();
+        } else {
+            call();
+        }
+        comm.wait(stream).unwrap();
+        compare::assert_bits(&format!("{kind:?}, round {round}"), &output.read(stream).unwrap(), &expected);
+        output.fill_bytes(stream, 0).unwrap();
+        let open = [count("/proc/self/fd"), shared_mappings()];
+        let most = *most.get_or_insert(open.map(|count| count + 8));
+        assert!(open[0] <= most[0] && open[1] <= most[1], "round {round}: {open:?}, at first {most:?}");
     }
 }
 

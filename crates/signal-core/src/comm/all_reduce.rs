@@ -109,7 +109,10 @@ impl<B: Backend> Call<'_, B> {
         let symmetric = [self.symmetric_of(&input), self.symmetric_of(&output)];
         // SAFETY: slices lie within buffers of this device, which `uses` and the symmetric buffer keep alive; the output
         // is borrowed exclusively. The borrow ends with the call, as the documentation of the streams' order says.
-        unsafe { self.launch_all_reduce(stream, operands, symmetric, &[input.memory(), output.memory()], op) }
+        unsafe {
+            let symmetric = symmetric.each_ref().map(Option::as_ref);
+            self.launch_all_reduce(stream, operands, symmetric, &[input.memory(), output.memory()], op)
+        }
     }
 
     /// # Safety

@@ -383,11 +383,14 @@ impl<B: Backend> Member<B> {
 
     /// The symmetric buffer of this rank that holds `bytes` at `address`.
     pub(super) fn find_symmetric(&self, address: u64, bytes: u64) -> Option<Arc<Symmetric<B>>> {
-        lock(&self.symmetric)
-            .iter()
-            .filter(|_| self.group.reaches_peers())
-            .find(|r| address >= r.start && address - r.start <= r.bytes && bytes <= r.bytes - (address - r.start))
-            .and_then(|region| region.buffer.upgrade())
+        if !self.group.reaches_peers() {
+            return None;
+        }
+        let holds = |r: &&Region<B>| {
+            address >= r.start && address - r.start <= r.bytes && bytes <= r.bytes - (address - r.start)
+        };
+        // What is gone may have lain where there is something else now.
+        lock(&self.symmetric).iter().filter(holds).find_map(|region| region.buffer.upgrade())
     }
 }
 

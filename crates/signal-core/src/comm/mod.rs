@@ -15,6 +15,7 @@ mod member;
 mod pace;
 mod process;
 mod recover;
+mod register;
 mod span;
 mod split;
 mod symmetric;
@@ -32,6 +33,7 @@ pub use self::domain::Domain;
 pub use self::fault::AbortHandle;
 use self::group::Group;
 use self::member::{Member, Own};
+pub use self::register::Registration;
 pub(crate) use self::symmetric::Symmetric;
 pub use self::transfers::Transfers;
 

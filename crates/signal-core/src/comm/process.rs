@@ -3,6 +3,7 @@
 //! All that they tell each other passes through one function, [`Link::exchange`], in which every rank takes part also if it has
 //! failed: so nobody waits for a rank that has an error to tell.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Link as Connection, MemoryKind};
+use crate::backend::{Backend, Found, Link as Connection, MemoryKind};
 use crate::error::{self, ApiMisuse, Error, Result};
 use crate::layout::{MAX_GPUS, SCRATCH_OFFSET};
 use crate::peer::{PATTERN_BYTES, read_pattern, write_pattern};
@@ -21,7 +22,7 @@ use crate::signal::{check_rank, check_world};
 
 use super::builder::{agreement, check_sharing, compare, is_apart, rooms, without_peers};
 use super::group::{BlockBudget, Group, Ranks, lock};
-use super::{Communicator, Own};
+use super::{Communicator, Member, Own, Symmetric};
 
 /// This rank's way to the others.
 #[derive(Debug)]
@@ -78,6 +79,14 @@ struct Message {
     step: String,
     /// Of a type that the step knows; or an error as text.
     content: std::result::Result<Vec<u8>, String>,
+}
+
+/// What a rank says when it registers memory.
+#[derive(Deserialize, Serialize)]
+struct Registering {
+    /// Where the range begins in the allocation, and the bytes of that, or why others cannot map it.
+    place: std::result::Result<(usize, usize), String>,
+    released: Vec<u64>,
 }
 
 /// What a rank says when it allocates symmetric memory.
@@ -149,11 +158,7 @@ impl<B: Backend> Link<B> {
                 return Err(error);
             }
         };
-        lock(&self.mapped).retain(|mapped| {
-            let goes = said.get(mapped.owner).is_some_and(|owner| owner.released.contains(&mapped.call));
-            streams.iter().filter(|_| goes).for_each(|stream| B::keep_until(&mapped.memory, stream));
-            !goes
-        });
+        self.let_go(|owner, call| said[owner].released.contains(&call), streams);
         check_equal(&said)?;
         let (memory, seen) = self.share(device, own?, MemoryKind::Shared, patience)?;
         let rank = self.rendezvous.rank();
@@ -161,6 +166,86 @@ impl<B: Backend> Link<B> {
         let peers = memory.iter().enumerate().filter(|(owner, _)| *owner != rank);
         lock(&self.mapped).extend(peers.map(|(owner, memory)| Mapped { owner, call, memory: memory.clone() }));
         Ok((memory, seen))
+    }
+
+    /// Lets go of peers' parts that `goes` (owner, call) names, once the calls that are now on `streams` have ended.
+    fn let_go(&self, goes: impl Fn(usize, u64) -> bool, streams: &[B::Stream]) {
+        lock(&self.mapped).retain(|mapped| {
+            let goes = goes(mapped.owner, mapped.call);
+            streams.iter().filter(|_| goes).for_each(|stream| B::keep_until(&mapped.memory, stream));
+            !goes
+        });
+    }
+
+    /// The `call`th allocation is one of the user's of `comm`, of which a range is `found` to be for other processes, or not. Gives it as
+    /// symmetric memory where all of them map it.
+    ///
+    /// # Safety
+    /// See [`Communicator::register`].
+    pub(super) unsafe fn register(
+        &mut self,
+        comm: &Member<B>,
+        call: u64,
+        (address, bytes): (u64, usize),
+        found: Result<Found>,
+        (streams, patience): (&[B::Stream], Duration),
+    ) -> Result<std::result::Result<Arc<Symmetric<B>>, String>> {
+        let (rank, device) = (comm.rank, comm.device());
+        let exported = found.and_then(|found| match found {
+            Ok((start, total)) => {
+                // SAFETY: the driver knows the allocation, which the caller keeps; the handle goes before this returns.
+                let whole = unsafe { B::borrow(device, start, total) };
+                Ok((B::export(&whole)?, Ok(((address - start) as usize, total))))
+            }
+            // Each rank sends a descriptor, since all send equally many.
+            Err(why) => {
+                let nothing = File::open("/dev/null").map_err(|e| error::Rendezvous::System { why: e.to_string() })?;
+                Ok((OwnedFd::from(nothing), Err(why)))
+            }
+        });
+        let released = std::mem::take(&mut *lock(&self.released));
+        let said = exported.as_ref().map_err(Error::clone);
+        let said = said.map(|(_, place)| Registering { place: place.clone(), released: released.clone() });
+        let said = self.exchange("register", said, patience).inspect_err(|_| lock(&self.released).extend(released))?;
+        self.let_go(|owner, call| said[owner].released.contains(&call), streams);
+        let (descriptor, exported) = exported?;
+        let descriptors = fds::exchange(&mut *self.rendezvous, &[descriptor.as_fd()], patience)?;
+        // Where this rank sees each other's range, or why it does not.
+        let mut mapped = Vec::new();
+        let mut map = |owner: usize, mut theirs: Vec<OwnedFd>| match (&said[owner].place, theirs.pop()) {
+            (Ok((offset, total)), Some(descriptor)) if owner != rank && offset < total => {
+                let memory = B::import(device, descriptor, *total, MemoryKind::Shared).map_err(|e| e.to_string())?;
+                let seen = B::address(&memory) + *offset as u64;
+                mapped.push(Mapped { owner, call, memory });
+                Ok(seen)
+            }
+            (Err(why), _) => Err(why.clone()),
+            _ => Ok(address),
+        };
+        let seen: Vec<_> = descriptors.into_iter().enumerate().map(|(owner, theirs)| map(owner, theirs)).collect();
+        let seen: Vec<Vec<std::result::Result<u64, String>>> = self.exchange("register: map", Ok(seen), patience)?;
+        lock(&self.mapped).extend(mapped);
+
+        let mut places = [0; MAX_GPUS];
+        for (other, (place, theirs)) in places.iter_mut().zip(seen).enumerate() {
+            match theirs.get(rank) {
+                Some(Ok(seen)) => *place = *seen,
+                Some(Err(why)) if exported.is_err() => return Ok(Err(why.clone())),
+                Some(Err(why)) => {
+                    // Others may map it.
+                    lock(&self.released).push(call);
+                    return Ok(Err(format!("rank {other} cannot map it: {why}")));
+                }
+                None => {
+                    let why = "addresses are missing".to_owned();
+                    return Err(error::Rendezvous::Protocol { rank, peer: other, why }.into());
+                }
+            }
+        }
+        // SAFETY: passed on to the caller.
+        let buffer = unsafe { Symmetric::borrowed(comm, address, bytes, Some(places)) };
+        B::attach(buffer.memory(rank), Box::new(Companion { call, released: self.released.clone() }));
+        Ok(Ok(buffer))
     }
 
     /// [`allocate`](Self::allocate) where peers do not reach the memory of this rank's device: they only meet.

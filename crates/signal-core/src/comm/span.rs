@@ -50,19 +50,20 @@ impl<B: Backend> Call<'_, B> {
         Ok(Span {
             address: slice.address(),
             bytes: (slice.len() * size_of::<T>()) as u64,
-            symmetric: self.symmetric_of(&slice).cloned(),
+            symmetric: self.symmetric_of(&slice),
             memory: Some(slice.memory().clone()),
         })
     }
 
-    /// The symmetric buffer that a slice lies in, if peers can be told of it.
-    pub(super) fn symmetric_of<'s, T: Pod>(&self, slice: &Slice<'s, B, T>) -> Option<&'s Arc<Symmetric<B>>> {
+    /// The symmetric buffer that a slice lies in, or the registered memory, if peers can be told of it.
+    pub(super) fn symmetric_of<T: Pod>(&self, slice: &Slice<'_, B, T>) -> Option<Arc<Symmetric<B>>> {
+        let Some(symmetric) = slice.symmetric() else {
+            return self.comm.find_symmetric(slice.address(), (slice.len() * size_of::<T>()) as u64);
+        };
         // Another rank's part of the buffer, on a shared device, is not what peers would be told of.
-        slice.symmetric().filter(|s| {
-            self.comm.group.reaches_peers()
-                && s.belongs_to(&self.comm.group)
-                && B::address(s.memory(self.comm.rank)) == B::address(slice.memory())
-        })
+        let is_own = || B::address(symmetric.memory(self.comm.rank)) == B::address(slice.memory());
+        let told = self.comm.group.reaches_peers() && symmetric.belongs_to(&self.comm.group) && is_own();
+        told.then(|| symmetric.clone())
     }
 
     /// Memory for which the caller answers; `dtype`: of its elements, if they are added.

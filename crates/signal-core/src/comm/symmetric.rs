@@ -17,13 +17,28 @@ pub(crate) struct Symmetric<B: Backend> {
     group: Arc<Group<B>>,
     /// As this process sees them, by rank from [`first`](Self::first) on.
     memory: Vec<B::Buffer>,
-    /// Not 0 where this process has its own part alone, which no peer reaches.
+    /// Not 0 where this process has its own part alone: no peer reaches it, or it is a user's.
     first: usize,
     /// Where each rank sees this one's. `None` where all ranks are of one process, in which an address means the same to all.
     seen: Option<[u64; MAX_GPUS]>,
 }
 
 impl<B: Backend> Symmetric<B> {
+    /// Memory of `comm`'s rank that its user has allocated; `seen`: where each rank sees its first byte, if not at the same address.
+    ///
+    /// # Safety
+    /// See [`Communicator::register`](super::Communicator::register).
+    pub(super) unsafe fn borrowed(
+        comm: &Member<B>,
+        address: u64,
+        bytes: usize,
+        seen: Option<[u64; MAX_GPUS]>,
+    ) -> Arc<Self> {
+        // SAFETY: passed on to the caller.
+        let own = unsafe { B::borrow(comm.device(), address, bytes) };
+        Arc::new(Symmetric { group: comm.group.clone(), memory: vec![own], first: comm.rank, seen })
+    }
+
     pub(crate) fn memory(&self, rank: usize) -> &B::Buffer {
         &self.memory[rank - self.first]
     }
