@@ -34,7 +34,11 @@ fn worlds<B: Backend>(director: &Director<'_, B>) -> &'static [usize] {
 
 /// Short, so that the case is; but processes may be more than cores.
 fn deadline<B: Backend>(member: &Member<'_, B>) -> Duration {
-    Duration::from_millis(if member.rig.is_host() && !is_scaled_down() { 300 * member.world as u64 } else { 2000 })
+    Duration::from_millis(match B::describe(&member.rig.devices()[0]).family {
+        DeviceFamily::Host if !is_scaled_down() => 300 * member.world as u64,
+        DeviceFamily::Nvidia => 1000,
+        _ => 2000,
+    })
 }
 
 /// Programs of calls of every kind: this rank's results are checked against the reference.
