@@ -48,6 +48,7 @@ const TABLE: &[Row] = {
     const ANY: Option<Link> = None;
     const SHARED: Option<Link> = Some(Link::SameDevice);
     const NVLINK: Option<Link> = Some(Link::NvLink);
+    const PINNED: Option<Link> = Some(Link::Pinned);
     const fn row(
         key: (DeviceFamily, Option<Link>, usize),
         max_bytes: usize,
@@ -102,6 +103,12 @@ const TABLE: &[Row] = {
         row((Nvidia, NVLINK, 2), 128 << 10, OneStage, (128, 1, 64)),
         row((Nvidia, NVLINK, 2), 256 << 10, OneStage, (256, 1, 64)),
         row((Nvidia, NVLINK, 2), usize::MAX, OneStage, (512, 1, 128)),
+        // NVIDIA over the host's memory: measured with two ranks on two H200s, 2026-11-30 (benches/results), up to 16 KiB but for one block. Each
+        // block more costs its barriers' reads over the bus, 1.8 us; a thread that polls data costs one at a time.
+        row((Nvidia, PINNED, 2), 4 << 10, Lamport, (128, 1, 64)),
+        row((Nvidia, PINNED, 8), 256 << 10, OneStage, (512, 4, 4)),
+        row((Nvidia, PINNED, 8), 4 << 20, TwoStage, (512, 4, 4)),
+        row((Nvidia, PINNED, 8), usize::MAX, TwoStage, (512, 4, 16)),
         // NVIDIA, two ranks, other links: not measured.
         row((Nvidia, ANY, 2), 8 << 10, Lamport, (64, 1, 64)),
         row((Nvidia, ANY, 2), 64 << 10, Lamport, (256, 1, 64)),
@@ -230,6 +237,9 @@ const EXCHANGES: &[ExchangeRow] = {
     &[
         row(Host, ANY, 2 << 10, Lines, (1, 4096, 1)),
         row(Host, ANY, u64::MAX, Pull, (1, 4096, 2)),
+        // Over the host's memory a block more costs 1.8 us, and an all-gather of 8 MiB takes 174 to 195 us whatever their number (benches/results).
+        row(Nvidia, Some(Link::Pinned), 4 << 20, Pull, (512, 4, 4)),
+        row(Nvidia, Some(Link::Pinned), u64::MAX, Pull, (512, 4, 8)),
         // Two ranks on one H200, a reduce-scatter of 64 KiB: 1.88 us, 1.92 with blocks of 256 threads.
         row(Nvidia, ANY, 64 << 10, Lines, (128, 1, 64)),
         row(Nvidia, ANY, 256 << 10, Lines, (256, 1, 128)),

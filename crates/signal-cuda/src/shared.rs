@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUdevice, CUmemAllocationHandleType, CUmemGenericAllocationHandle};
 use signal_core::deferred::lock;
-use signal_core::error::{Result, Unavailable};
+use signal_core::error::{ApiMisuse, Result, Unavailable};
 
 use crate::device::Device;
 use crate::driver::{check, unavailable};
@@ -135,7 +135,8 @@ pub(crate) fn capacity(device: &Device, bytes: usize) -> Result<usize> {
     // SAFETY: the struct has the layout of the driver's; the output outlives the call.
     let result = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, (&raw const properties).cast(), minimum) };
     check("cuMemGetAllocationGranularity", result)?;
-    Ok(bytes.next_multiple_of(page.max(1)))
+    let too_large = ApiMisuse::TooLarge { count: bytes, element_bytes: 1 };
+    Ok(bytes.checked_next_multiple_of(page.max(1)).ok_or(too_large)?)
 }
 
 /// Allocates and maps `capacity` bytes, of whole pages.

@@ -239,7 +239,7 @@ impl<B: Backend> Member<B> {
             control,
             line_counters,
             lines: self.params.own + lines as u64,
-            // Over the host's memory nobody has measured that what needs no order costs less (P2).
+            // Over the host's memory every barrier is ordered (P2).
             flags: if self.settings.ordered_barriers || !self.group.reaches_peers() { FLAG_ORDERED } else { 0 },
             line_out: (lines + self.rank * size_of::<Line>()) as u32,
             domain,

@@ -158,7 +158,7 @@ impl<B: Backend> Link<B> {
                 return Err(error);
             }
         };
-        self.let_go(|owner, call| said[owner].released.contains(&call), streams);
+        self.let_go(|owner, call| said.get(owner).is_some_and(|owner| owner.released.contains(&call)), streams);
         check_equal(&said)?;
         let (memory, seen) = self.share(device, own?, MemoryKind::Shared, patience)?;
         let rank = self.rendezvous.rank();
@@ -207,22 +207,21 @@ impl<B: Backend> Link<B> {
         let said = exported.as_ref().map_err(Error::clone);
         let said = said.map(|(_, place)| Registering { place: place.clone(), released: released.clone() });
         let said = self.exchange("register", said, patience).inspect_err(|_| lock(&self.released).extend(released))?;
-        self.let_go(|owner, call| said[owner].released.contains(&call), streams);
+        self.let_go(|owner, call| said.get(owner).is_some_and(|owner| owner.released.contains(&call)), streams);
         let (descriptor, exported) = exported?;
         let descriptors = fds::exchange(&mut *self.rendezvous, &[descriptor.as_fd()], patience)?;
         // Where this rank sees each other's range, or why it does not.
-        let mut mapped = Vec::new();
-        let mut map = |owner: usize, mut theirs: Vec<OwnedFd>| match (&said[owner].place, theirs.pop()) {
-            (Ok((offset, total)), Some(descriptor)) if owner != rank && offset < total => {
-                let memory = B::import(device, descriptor, *total, MemoryKind::Shared).map_err(|e| e.to_string())?;
-                let seen = B::address(&memory) + *offset as u64;
+        let (mut mapped, mut seen) = (Vec::new(), Vec::new());
+        for (owner, (theirs, mut descriptors)) in said.into_iter().zip(descriptors).enumerate() {
+            let map = |(offset, total)| {
+                let descriptor = descriptors.pop().filter(|_| offset < total).ok_or("what came fits no memory")?;
+                let memory = B::import(device, descriptor, total, MemoryKind::Shared).map_err(|e| e.to_string())?;
+                let seen = B::address(&memory) + offset as u64;
                 mapped.push(Mapped { owner, call, memory });
                 Ok(seen)
-            }
-            (Err(why), _) => Err(why.clone()),
-            _ => Ok(address),
-        };
-        let seen: Vec<_> = descriptors.into_iter().enumerate().map(|(owner, theirs)| map(owner, theirs)).collect();
+            };
+            seen.push(if owner == rank { theirs.place.map(|_| address) } else { theirs.place.and_then(map) });
+        }
         let seen: Vec<Vec<std::result::Result<u64, String>>> = self.exchange("register: map", Ok(seen), patience)?;
         lock(&self.mapped).extend(mapped);
 

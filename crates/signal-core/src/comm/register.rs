@@ -47,7 +47,6 @@ impl<B: Backend> Communicator<B> {
     /// [`ApiMisuse::NullPointer`](crate::ApiMisuse::NullPointer); [`ApiMisuse::TooLarge`](crate::ApiMisuse::TooLarge); [`Error::Rendezvous`](crate::Error::Rendezvous) with the
     /// ranks that did not come, or could not; errors of the driver.
     pub unsafe fn register(&mut self, address: u64, bytes: usize) -> Result<Registration<B>> {
-        let call = self.allocations;
         let found = match bytes {
             0 => Ok(Err("it has no bytes".to_owned())),
             _ => self.member.look_up(address, bytes),
@@ -61,10 +60,13 @@ impl<B: Backend> Communicator<B> {
                 let (streams, patience) = (self.member.group.streams(), self.member.settings.timeout);
                 let mut link = processes.lock();
                 // SAFETY: the caller's promise.
-                unsafe { link.register(&self.member, call, (address, bytes), found, (&streams, patience))? }
+                let registered = unsafe {
+                    link.register(&self.member, self.allocations, (address, bytes), found, (&streams, patience))
+                }?;
+                self.allocations += 1;
+                registered
             }
         };
-        self.allocations += 1;
         if let Ok(buffer) = &registered {
             self.member.add_symmetric(buffer, bytes);
         }
