@@ -73,7 +73,7 @@ run_rocm() {
 # Cases that between them call all of the backend; rocm_long runs the whole suite.
 ROCM_CASES=(
   abort_ all_reduce_matches_small_sizes counted_all_to_all_in_graphs exchanges_in_graphs graph_ input_freed layout_ lines_count_wraps misuse_capture
-  misuse_grids misuse_shared_stream misuse_wrong_device processes_leave processes_recover processes_replay processes_two pinned_ prove_peer random_programs
+  misuse_grids misuse_shared_stream misuse_wrong_device pinned_ processes_leave processes_recover processes_replay processes_two prove_peer random_programs
   split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport
 )
 

@@ -5,10 +5,11 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use crate::error::{ApiMisuse, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{ApiMisuse, Error, Result};
 
 /// A mapped file, and its descriptor.
 #[derive(Debug)]

@@ -164,9 +164,7 @@ impl Memory {
         let host = NonNull::new(host.cast()).ok_or_else(without_host_address)?;
         Ok(Memory { address, source: Source::Pinned(host), capacity })
     }
-}
 
-impl Memory {
     /// Pins `capacity` bytes of a file in memory for all devices.
     fn pin(mapping: Mapping, capacity: usize) -> Result<Memory> {
         let (host, flags) =

@@ -106,8 +106,7 @@ impl Backend for Rocm {
         unsafe { Buffer::borrow(device, address, bytes) }
     }
 
-    fn look_up(_device: &Device, address: u64, bytes: usize, readers: Readers<'_, Self>) -> Result<Found> {
-        let _ = (address, bytes, readers);
+    fn look_up(_: &Device, _: u64, _: usize, _: Readers<'_, Self>) -> Result<Found> {
         Ok(Err("caches hold memory of hipMalloc until a kernel ends; allocate it with the communicator".to_owned()))
     }
 

@@ -175,9 +175,7 @@ impl Memory {
             }
         }
     }
-}
 
-impl Memory {
     /// Pins `capacity` bytes of a file in memory for all devices. Such memory is kept coherent unless it is asked for otherwise.
     fn pin(driver: Driver, mapping: Mapping, capacity: usize) -> Result<Memory> {
         let host = mapping.start().as_ptr().cast();

@@ -81,21 +81,16 @@ struct Message {
     content: std::result::Result<Vec<u8>, String>,
 }
 
-/// What a rank says when it registers memory.
+/// What a rank says when it brings symmetric memory.
 #[derive(Deserialize, Serialize)]
-struct Registering {
-    /// Where the range begins in the allocation, and the bytes of that, or why others cannot map it.
-    place: std::result::Result<(usize, usize), String>,
-    released: Vec<u64>,
-}
-
-/// What a rank says when it allocates symmetric memory.
-#[derive(Deserialize, Serialize)]
-struct Allocating {
-    bytes: usize,
+struct Bringing<T> {
+    content: T,
     /// Earlier calls whose memory it has no use for any more.
     released: Vec<u64>,
 }
+
+/// Where a range that is registered begins in its allocation, and the bytes of that, or why others cannot map it.
+type Place = std::result::Result<(usize, usize), String>;
 
 impl<B: Backend> Link<B> {
     fn new(rendezvous: Box<dyn Rendezvous>) -> Self {
@@ -148,18 +143,8 @@ impl<B: Backend> Link<B> {
         patience: Duration,
     ) -> Result<(Vec<B::Buffer>, [u64; MAX_GPUS])> {
         let own = B::allocate(device, capacity, MemoryKind::Shared);
-        let released = std::mem::take(&mut *lock(&self.released));
-        let said = own.as_ref().map(|_| Allocating { bytes, released: released.clone() }).map_err(Error::clone);
-        let said = match self.exchange("alloc", said, patience) {
-            Ok(said) => said,
-            Err(error) => {
-                // Nobody has taken note of it.
-                lock(&self.released).extend(released);
-                return Err(error);
-            }
-        };
-        self.let_go(|owner, call| said.get(owner).is_some_and(|owner| owner.released.contains(&call)), streams);
-        check_equal(&said)?;
+        let said = own.as_ref().map(|_| bytes).map_err(Error::clone);
+        check_equal(&self.exchange_and_let_go("alloc", said, streams, patience)?)?;
         let (memory, seen) = self.share(device, own?, MemoryKind::Shared, patience)?;
         let rank = self.rendezvous.rank();
         B::attach(&memory[rank], Box::new(Companion { call, released: self.released.clone() }));
@@ -168,13 +153,30 @@ impl<B: Backend> Link<B> {
         Ok((memory, seen))
     }
 
-    /// Lets go of peers' parts that `goes` (owner, call) names, once the calls that are now on `streams` have ended.
-    fn let_go(&self, goes: impl Fn(usize, u64) -> bool, streams: &[B::Stream]) {
+    /// [`exchange`](Self::exchange), in which ranks tell each other also what they have no use for any more. Lets go of that, once the calls that
+    /// are now on `streams` have ended.
+    fn exchange_and_let_go<T>(
+        &mut self,
+        step: &'static str,
+        own: Result<T>,
+        streams: &[B::Stream],
+        patience: Duration,
+    ) -> Result<Vec<T>>
+    where
+        T: DeserializeOwned + Serialize,
+    {
+        let released = std::mem::take(&mut *lock(&self.released));
+        let said = own.map(|content| Bringing { content, released: released.clone() });
+        let said = self.exchange(step, said, patience).inspect_err(|_| {
+            // Nobody has taken note of it.
+            lock(&self.released).extend(released);
+        })?;
         lock(&self.mapped).retain(|mapped| {
-            let goes = goes(mapped.owner, mapped.call);
+            let goes = said.get(mapped.owner).is_some_and(|owner| owner.released.contains(&mapped.call));
             streams.iter().filter(|_| goes).for_each(|stream| B::keep_until(&mapped.memory, stream));
             !goes
         });
+        Ok(said.into_iter().map(|said| said.content).collect())
     }
 
     /// The `call`th allocation is one of the user's of `comm`, of which a range is `found` to be for other processes, or not. Gives it as
@@ -203,16 +205,13 @@ impl<B: Backend> Link<B> {
                 Ok((OwnedFd::from(nothing), Err(why)))
             }
         });
-        let released = std::mem::take(&mut *lock(&self.released));
-        let said = exported.as_ref().map_err(Error::clone);
-        let said = said.map(|(_, place)| Registering { place: place.clone(), released: released.clone() });
-        let said = self.exchange("register", said, patience).inspect_err(|_| lock(&self.released).extend(released))?;
-        self.let_go(|owner, call| said.get(owner).is_some_and(|owner| owner.released.contains(&call)), streams);
+        let place = exported.as_ref().map(|(_, place): &(_, Place)| place.clone()).map_err(Error::clone);
+        let places = self.exchange_and_let_go("register", place, streams, patience)?;
         let (descriptor, exported) = exported?;
         let descriptors = fds::exchange(&mut *self.rendezvous, &[descriptor.as_fd()], patience)?;
         // Where this rank sees each other's range, or why it does not.
         let (mut mapped, mut seen) = (Vec::new(), Vec::new());
-        for (owner, (theirs, mut descriptors)) in said.into_iter().zip(descriptors).enumerate() {
+        for (owner, (theirs, mut descriptors)) in places.into_iter().zip(descriptors).enumerate() {
             let map = |(offset, total)| {
                 let descriptor = descriptors.pop().filter(|_| offset < total).ok_or("what came fits no memory")?;
                 let memory = B::import(device, descriptor, total, MemoryKind::Shared).map_err(|e| e.to_string())?;
@@ -220,24 +219,20 @@ impl<B: Backend> Link<B> {
                 mapped.push(Mapped { owner, call, memory });
                 Ok(seen)
             };
-            seen.push(if owner == rank { theirs.place.map(|_| address) } else { theirs.place.and_then(map) });
+            seen.push(if owner == rank { theirs.map(|_| address) } else { theirs.and_then(map) });
         }
         let seen: Vec<Vec<std::result::Result<u64, String>>> = self.exchange("register: map", Ok(seen), patience)?;
         lock(&self.mapped).extend(mapped);
 
         let mut places = [0; MAX_GPUS];
         for (other, (place, theirs)) in places.iter_mut().zip(seen).enumerate() {
-            match theirs.get(rank) {
-                Some(Ok(seen)) => *place = *seen,
-                Some(Err(why)) if exported.is_err() => return Ok(Err(why.clone())),
-                Some(Err(why)) => {
+            match address_for(rank, theirs, other)? {
+                Ok(seen) => *place = seen,
+                Err(why) if exported.is_err() => return Ok(Err(why)),
+                Err(why) => {
                     // Others may map it.
                     lock(&self.released).push(call);
                     return Ok(Err(format!("rank {other} cannot map it: {why}")));
-                }
-                None => {
-                    let why = "addresses are missing".to_owned();
-                    return Err(error::Rendezvous::Protocol { rank, peer: other, why }.into());
                 }
             }
         }
@@ -255,7 +250,7 @@ impl<B: Backend> Link<B> {
         patience: Duration,
     ) -> Result<B::Buffer> {
         let own = B::allocate(device, capacity, MemoryKind::Device);
-        let said = own.as_ref().map(|_| Allocating { bytes, released: Vec::new() }).map_err(Error::clone);
+        let said = own.as_ref().map(|_| bytes).map_err(Error::clone);
         check_equal(&self.exchange("alloc", said, patience)?)?;
         own
     }
@@ -284,22 +279,23 @@ impl<B: Backend> Link<B> {
         let addresses = self.exchange("import", addresses.map_err(Error::clone), patience)?;
         let mut seen = [0; MAX_GPUS];
         for (other, (seen, theirs)) in seen.iter_mut().zip(addresses).enumerate() {
-            let why = || "addresses are missing".to_owned();
-            let missing = || error::Rendezvous::Protocol { rank, peer: other, why: why() };
-            *seen = *theirs.get(rank).ok_or_else(missing)?;
+            *seen = address_for(rank, theirs, other)?;
         }
         Ok((imported?, seen))
     }
 }
 
-/// Refuses the first rank that allocates more or less than rank 0.
-fn check_equal(said: &[Allocating]) -> Result<()> {
-    match said.iter().position(|other| other.bytes != said[0].bytes) {
+/// Of the addresses that `peer` tells, one for each rank, that of this `rank`.
+fn address_for<T>(rank: usize, addresses: Vec<T>, peer: usize) -> Result<T> {
+    let missing = || error::Rendezvous::Protocol { rank, peer, why: "addresses are missing".to_owned() };
+    Ok(addresses.into_iter().nth(rank).ok_or_else(missing)?)
+}
+
+/// Refuses the first rank that allocates more or less than rank 0, by the bytes of each.
+fn check_equal(bytes: &[usize]) -> Result<()> {
+    match bytes.iter().position(|other| *other != bytes[0]) {
         None => Ok(()),
-        Some(rank) => {
-            let (bytes, expected) = (said[rank].bytes, said[0].bytes);
-            Err(ApiMisuse::UnequalAlloc { rank, bytes, first: 0, expected }.into())
-        }
+        Some(rank) => Err(ApiMisuse::UnequalAlloc { rank, bytes: bytes[rank], first: 0, expected: bytes[0] }.into()),
     }
 }
 
