@@ -84,7 +84,7 @@ pub(crate) fn look_up(device: &Device, address: u64, bytes: usize, readers: Read
     let refused = match readers {
         Readers::Devices(peers) => allocation.beyond(address, device, peers)?,
         Readers::Processes if allocation.plain => Some(
-            "memory of cuMemAlloc can be handed on by cudaIpc alone, of which nothing is promised once its process dies".to_owned(),
+            "memory of cuMemAlloc can be handed on by cudaIpc alone, and must not be freed then before every peer has closed it".to_owned(),
         ),
         Readers::Processes if !allocation.pool.is_null() => Some("memory of a pool cannot be handed on".to_owned()),
         Readers::Processes if allocation.handle_types & u64::from(DESCRIPTORS) == 0 => {

@@ -1,5 +1,6 @@
-//! Memory that several processes map. The driver counts who does, so a process that ends pulls it from under nobody; `cudaIpc`
-//! memory, which is undefined once its exporter is gone, is not used.
+//! Memory that several processes map. The driver counts who does, so a process that ends, or that frees it, pulls it from under
+//! nobody. That is why `cudaIpc` is not used: its documentation leaves undefined what peers read once the exporter has freed it or died. (What
+//! driver 580 does when it dies is benign: docs/verification.md.)
 
 use std::ffi::{c_int, c_uint, c_ushort, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

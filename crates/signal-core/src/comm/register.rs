@@ -30,7 +30,7 @@ impl<B: Backend> Communicator<B> {
     ///
     /// | memory | ranks of one process | ranks that are processes |
     /// | --- | --- | --- |
-    /// | CUDA, `cuMemAlloc` | read in place | staged: by `cudaIpc` alone could it be handed on, of which nothing is promised once its process dies |
+    /// | CUDA, `cuMemAlloc` | read in place | staged: by `cudaIpc` alone could it be handed on, and it must not be freed then before all peers have closed it, which a drop cannot wait for |
     /// | CUDA, a pool (`cuMemAllocAsync`, a `CudaSlice`) | where the pool gives all ranks' devices access (`cuMemPoolSetAccess`) | staged |
     /// | CUDA, mapped (`cuMemMap`) | where the mapping gives all ranks' devices access (`cuMemSetAccess`) | where it was created for file descriptors, and the range is of one allocation |
     /// | HIP | staged: caches hold it until a kernel ends | staged |
