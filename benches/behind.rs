@@ -13,7 +13,7 @@ mod graphs;
 
 use signal_comm::{Algorithm, cuda};
 
-use graphs::{Ranks, Result, median};
+use graphs::{Reducers, Result, median};
 
 const SMALL: usize = 2 << 10;
 const LARGE: usize = 1 << 20;
@@ -22,13 +22,13 @@ const ROUNDS: usize = 60;
 const LIMIT: f64 = 0.3;
 
 fn main() -> Result<()> {
-    let mut ranks = Ranks::open(&cuda::open()?)?;
-    let mut capture = |sizes: &[usize]| ranks.capture(Algorithm::Lamport, sizes);
+    let mut reducers = Reducers::open(&cuda::open()?)?;
+    let mut capture = |sizes: &[usize]| reducers.capture(Algorithm::Lamport, sizes);
     let patterns = [capture(&[SMALL])?, capture(&[LARGE])?, capture(&[LARGE, SMALL])?];
     let mut times: [Vec<f64>; 3] = Default::default();
     for _ in 0..ROUNDS {
         for (graphs, times) in patterns.iter().zip(&mut times) {
-            times.push(ranks.time(graphs)?);
+            times.push(reducers.ranks.time(graphs)?);
         }
     }
     let [small, large, both] = times.map(|mut times| median(&mut times));

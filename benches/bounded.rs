@@ -16,7 +16,7 @@ mod graphs;
 use signal_comm::cuda::{self, Cuda, CudaImage};
 use signal_comm::{Algorithm, Backend};
 
-use graphs::{Ranks, Result, median};
+use graphs::{Reducers, Result, median};
 
 const ROUNDS: usize = 200;
 /// Of each build.
@@ -25,8 +25,8 @@ const LOADS: usize = 8;
 const LIMIT: f64 = 0.02;
 
 /// The driver is opened once for each address of an image.
-fn load(image: CudaImage) -> Result<Ranks> {
-    Ranks::open(&Cuda::open(CudaImage { bytes: image.bytes.to_vec().leak(), ..image })?)
+fn load(image: CudaImage) -> Result<Reducers> {
+    Reducers::open(&Cuda::open(CudaImage { bytes: image.bytes.to_vec().leak(), ..image })?)
 }
 
 fn main() -> Result<()> {
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
             let mut times = vec![Vec::new(); loads.len()];
             for _ in 0..ROUNDS {
                 for ((load, graphs), times) in loads.iter().zip(&graphs).zip(&mut times) {
-                    times.push(load.time(graphs)?);
+                    times.push(load.ranks.time(graphs)?);
                 }
             }
             let of_build =

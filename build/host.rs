@@ -9,7 +9,8 @@ use crate::{Built, Image, Request, Target};
 const SOURCE: &str = "kernels/host/kernels.cpp";
 
 /// The same in every profile: a debug build of the kernels would be too slow to test with.
-const FLAGS: [&str; 6] = ["-ffp-contract=off", "-fno-fast-math", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"];
+const FLAGS: [&str; 7] =
+    ["-ffp-contract=off", "-fno-fast-math", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"];
 
 pub(crate) fn build(request: &Request) -> Result<Built> {
     let mut build = cc::Build::new();

@@ -31,6 +31,7 @@ pack() {
   cp "$(built cuda build --bench call)" "$dir/call"
   cp "$(built cuda build --bench behind)" "$dir/behind"
   cp "$(built cuda build --bench bounded)" "$dir/bounded"
+  cp "$(built cuda build --bench norm)" "$dir/norm"
   # The ROCm backend on the CUDA driver (tests/hip-abi), which says that it is a gfx942.
   cp "$(SIGNAL_REQUIRE_IMAGES=hip AMDGPU_TARGETS=gfx942 built rocm test --test rocm --no-run)" "$dir/rocm"
   cargo build --release -p signal-hip-abi --features cuda
@@ -38,7 +39,8 @@ pack() {
   cp "${CARGO_TARGET_DIR:-target}/release/libamdhip64.so" "$dir/lib/libamdhip64.so.7"
   "$nvcc" -std=c++17 -O3 -fmad=false -arch=sm_90 -cubin -DSIGNAL_UNBOUNDED_WAITS -o "$dir/unbounded.cubin" kernels/cuda/kernels.cu
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
-  for program in signal suite rocm lib/libamdhip64.so.7 tensor_parallel call behind bounded floor; do strip "$dir/$program"; done
+  "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/norm_floor" benches/norm_floor.cu
+  for program in signal suite rocm lib/libamdhip64.so.7 tensor_parallel call behind bounded norm floor norm_floor; do strip "$dir/$program"; done
   cp "$(find_fixture)" "$dir/minilm.safetensors"
   cp ci/cuda_run.sh "$dir/run.sh"
   local commit

@@ -2,13 +2,13 @@
 # Runs what ci/cuda.sh has packed beside this script, on a machine with an NVIDIA driver. Prints a short table; whole logs
 # go to $OUT (logs/). Every program has a deadline of its own.
 #
-#   bash run.sh [STEP...]   all steps, or those named: doctor suite rocm call behind bounded minilm memcheck floor bench
+#   bash run.sh [STEP...]   all steps, or those named: doctor suite rocm call behind bounded norm minilm memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 # Streams beyond a process's queues, of which there are 8 by default, may wait for each other though nothing orders them. With 8, cases of many
 # domains with all ranks on one device have timed out in the whole suite; with 32 they have not (benches/results).
 export CUDA_DEVICE_MAX_CONNECTIONS=32
-chosen=" ${*:-doctor suite rocm call behind bounded minilm memcheck floor bench} "
+chosen=" ${*:-doctor suite rocm call behind bounded norm minilm memcheck floor bench} "
 wanted() { [[ $chosen == *" $1 "* ]]; }
 OUT=${OUT:-logs}
 mkdir -p "$OUT"
@@ -42,6 +42,8 @@ step rocm 300 env LD_LIBRARY_PATH="$PWD/lib" ./rocm --test-threads=1 --nocapture
 step call 60 ./call
 step behind 60 ./behind
 step bounded 120 ./bounded unbounded.cubin
+step norm 60 ./norm
+step norm-floor 60 ./norm_floor
 for ranks in 2 4; do
   example=(--ranks "$ranks")
   [ "$gpus" -ge "$ranks" ] || example+=(--share-devices)

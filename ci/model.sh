@@ -28,6 +28,8 @@ MUTANTS=(
   "SIGNAL_MUTANT_LAMPORT_SENDS_ANY_WORD        lamport-zeros        all"
   "SIGNAL_MUTANT_LAMPORT_READS_INPUT_FIRST     early                all"
   "SIGNAL_MUTANT_LAMPORT_GIVES_UP_AS_IS        late-lamport         random"
+  "SIGNAL_MUTANT_NORM_LEAVES_ALONE             late-norm-threads    random"
+  "SIGNAL_MUTANT_NORM_PARTS_OF_TWO_ROWS        norm-rows            all"
   "SIGNAL_MUTANT_EARLY_LAUNCH_WITHOUT_WAIT     early                all"
   "SIGNAL_MUTANT_NO_EXIT_BARRIER               one-stage            all"
   "SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER        two-stage-relaxed    all"
@@ -138,7 +140,7 @@ SPIN=(
   "recover  fail  -DCARRY_ON"
 )
 
-FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3 -DSIGNAL_MODEL_SLOT_PACKS=4)
+FLAGS=(-std=c++17 -Wall -Wextra -DSIGNAL_MODEL_LEFT_TO_CLEAR=3 -DSIGNAL_MODEL_SLOT_PACKS=4 -DSIGNAL_MODEL_LANES=4)
 # The kernels are compiled for a race detector, so that the compiler calls the model at each access to shared memory; and the
 # compiler sees a first poll that may not happen, which would leave a value undefined.
 KERNEL_FLAGS=(-O1 -fsanitize=thread -Wno-maybe-uninitialized -Wno-unknown-warning-option)

@@ -16,44 +16,65 @@ pub(crate) const CALLS: usize = 50;
 /// Replays before a timed one: of the smallest calls this is a millisecond, longer than it takes to enqueue them.
 const LEAD: usize = 15;
 /// Largest message, in bytes.
-const LARGEST: usize = 1 << 20;
+const LARGEST: usize = 2 << 20;
 
 pub(crate) struct Ranks {
-    communicators: Vec<Communicator<Cuda>>,
-    streams: Vec<Stream>,
+    pub(crate) communicators: Vec<Communicator<Cuda>>,
+    pub(crate) streams: Vec<Stream>,
+}
+
+/// Two ranks with buffers for all-reduces of up to 2 MiB.
+pub(crate) struct Reducers {
+    pub(crate) ranks: Ranks,
     inputs: Vec<DeviceBuffer<Cuda, bf16>>,
     outputs: Vec<DeviceBuffer<Cuda, bf16>>,
 }
 
-impl Ranks {
+impl Reducers {
     pub(crate) fn open(cuda: &Cuda) -> Result<Self> {
-        let devices = cuda.devices()?;
-        let devices = [devices[0].clone(), devices.get(1).unwrap_or(&devices[0]).clone()];
-        let mut communicators = Communicator::<Cuda>::builder().share_devices(true).all_local(&devices)?;
-        let streams = devices.iter().map(Cuda::create_stream).collect::<signal_comm::Result<Vec<_>>>()?;
+        let mut ranks = Ranks::open(cuda)?;
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
-        for communicator in &mut communicators {
-            inputs.push(communicator.alloc(LARGEST / 2)?);
+        for (communicator, stream) in ranks.communicators.iter_mut().zip(&ranks.streams) {
+            let mut input = communicator.alloc(LARGEST / 2)?;
+            input.write(stream, &vec![bf16::from_f32(1.1); LARGEST / 2])?;
+            inputs.push(input);
             outputs.push(DeviceBuffer::new(communicator.device(), LARGEST / 2)?);
         }
-        for (input, stream) in inputs.iter_mut().zip(&streams) {
-            input.write(stream, &vec![bf16::from_f32(1.1); LARGEST / 2])?;
-        }
-        Ok(Ranks { communicators, streams, inputs, outputs })
+        Ok(Reducers { ranks, inputs, outputs })
     }
 
     /// A graph for each rank, of calls that go round `sizes`, in bytes.
     pub(crate) fn capture(&mut self, algorithm: Algorithm, sizes: &[usize]) -> Result<Graphs> {
         let mut options = CallOptions::default();
         options.algorithm = Some(algorithm);
+        let (inputs, outputs) = (&self.inputs, &mut self.outputs);
+        self.ranks.capture(|rank, call, communicator, stream| {
+            let bytes = sizes[call % sizes.len()];
+            let (input, output) = (inputs[rank].slice(..bytes / 2)?, outputs[rank].slice_mut(..bytes / 2)?);
+            communicator.with(options).all_reduce(stream, input, output, ReduceOp::Sum)
+        })
+    }
+}
+
+impl Ranks {
+    pub(crate) fn open(cuda: &Cuda) -> Result<Self> {
+        let devices = cuda.devices()?;
+        let devices = [devices[0].clone(), devices.get(1).unwrap_or(&devices[0]).clone()];
+        let communicators = Communicator::<Cuda>::builder().share_devices(true).all_local(&devices)?;
+        let streams = devices.iter().map(Cuda::create_stream).collect::<signal_comm::Result<Vec<_>>>()?;
+        Ok(Ranks { communicators, streams })
+    }
+
+    /// A graph for each rank, of 50 calls that `enqueue` makes: it gets the rank, the call's number, and what to call with.
+    pub(crate) fn capture(
+        &mut self,
+        mut enqueue: impl FnMut(usize, usize, &mut Communicator<Cuda>, &Stream) -> signal_comm::Result<()>,
+    ) -> Result<Graphs> {
         let mut graphs = Vec::new();
-        for (rank, communicator) in self.communicators.iter_mut().enumerate() {
-            let stream = &self.streams[rank];
+        for (rank, (communicator, stream)) in self.communicators.iter_mut().zip(&self.streams).enumerate() {
             Cuda::begin_capture(stream)?;
-            for bytes in sizes.iter().cycle().take(CALLS) {
-                let (input, output) =
-                    (self.inputs[rank].slice(..bytes / 2)?, self.outputs[rank].slice_mut(..bytes / 2)?);
-                communicator.with(options).all_reduce(stream, input, output, ReduceOp::Sum)?;
+            for call in 0..CALLS {
+                enqueue(rank, call, communicator, stream)?;
             }
             graphs.push(Cuda::end_capture(stream)?);
         }

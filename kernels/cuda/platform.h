@@ -27,6 +27,7 @@ constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;    // a poll of local memory takes about 0.3 us, so a check comes after 80 us
 constexpr uint32_t kChecksPerAsk = 64;      // so within 5 ms
 constexpr uint32_t kWaveThreads = 32;
+constexpr uint32_t kSumLanes = 32;
 constexpr uint32_t kMaxBlockThreads = 512;
 constexpr uint32_t kBlocksPerUnit = 2;  // of that many threads, on a multiprocessor: 65,536 registers leave 64 a thread
 
@@ -102,6 +103,11 @@ SIGNAL_DEVICE void release_wave() {}  // a system release is cumulative over the
 SIGNAL_DEVICE void block_sync() { __syncthreads(); }
 SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
 
+// The sum over kSumLanes neighbouring threads, pair by pair. All of them take part.
+SIGNAL_DEVICE float add_lanes(float x) { for (uint32_t m = 1; m < kSumLanes; m *= 2) x += __shfl_xor_sync(0xffffffffu, x, m); return x; }
+
+SIGNAL_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+SIGNAL_DEVICE float square_root(float x) { return __fsqrt_rn(x); }
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __float_as_uint(f); }
 SIGNAL_DEVICE double as_double(uint64_t bits) { return __longlong_as_double(int64_t(bits)); }

@@ -5,6 +5,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
+#include "../signal/lamport_norm.h"
 #include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"

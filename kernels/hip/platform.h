@@ -29,6 +29,7 @@ constexpr bool kTestHooks = false;
 constexpr uint32_t kPollsPerCheck = 256;
 constexpr uint32_t kChecksPerAsk = 64;
 constexpr uint32_t kWaveThreads = 32;  // or 64: then two numbers fall to one
+constexpr uint32_t kSumLanes = 32;  // also of a wave of 64
 constexpr uint32_t kMaxBlockThreads = 512;
 
 SIGNAL_DEVICE uint32_t thread_id() { return __builtin_amdgcn_workitem_id_x(); }
@@ -98,6 +99,12 @@ SIGNAL_DEVICE bool block_any(bool vote) {
   return result;
 }
 
+// The sum over kSumLanes neighbouring threads, pair by pair. All of them take part. The pattern: exclusive or with m, within 32 lanes.
+template <int m> SIGNAL_DEVICE float add_partner(float x) { return x + __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, x), m << 10 | 0x1f)); }
+SIGNAL_DEVICE float add_lanes(float x) { return add_partner<16>(add_partner<8>(add_partner<4>(add_partner<2>(add_partner<1>(x))))); }
+
+SIGNAL_DEVICE float divide(float a, float b) { return a / b; }
+SIGNAL_DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __builtin_bit_cast(uint32_t, f); }
 SIGNAL_DEVICE double as_double(uint64_t bits) { return __builtin_bit_cast(double, bits); }

@@ -33,6 +33,7 @@ constexpr bool kTestHooks = true;
 constexpr uint32_t kPollsPerCheck = 64;  // each poll yields, so a check comes after tens of microseconds at least
 constexpr uint32_t kChecksPerAsk = 1;    // its memory is the device's
 constexpr uint32_t kWaveThreads = 1;
+constexpr uint32_t kSumLanes = 1;
 
 struct BlockState {
   uint32_t arrived;
@@ -131,6 +132,10 @@ inline bool block_any(bool vote) {
 }
 inline void block_sync() { (void)block_any(false); }
 
+inline float add_lanes(float x) { return x; }
+
+inline float divide(float a, float b) { return a / b; }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline float as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
 inline double as_double(uint64_t bits) { double f; memcpy(&f, &bits, 8); return f; }

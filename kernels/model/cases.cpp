@@ -19,6 +19,12 @@ Call two_shot(uint32_t packs, uint32_t window, uint32_t blocks, uint32_t threads
   c.window = window;
   return c;
 }
+// So many rows of so many packs.
+Call norm(uint32_t rows, uint32_t packs, uint32_t blocks, uint32_t threads) {
+  Call c{Kind::kNorm, 'f', rows * packs * 4, false, false, 0, blocks, threads};
+  c.window = packs;
+  return c;
+}
 Call one_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kOneStage, 'f', count, false, false, 0, blocks, threads};
 }
@@ -117,6 +123,10 @@ void add_lamport(List& l) {
   const Call large = lamport(8, 'f', 1, 2), small = lamport(4, 'f', 1, 2), halves = lamport(8, 'b', 1, 2);
   l.add("lamport", 2, {large, small, large});
   l.add("lamport-types", 2, {large, halves, large, large}).extent = false;
+  l.add("norm", 2, {norm(1, 2, 1, 2), large, norm(1, 2, 1, 2)});
+  l.add("norm-rows", 2, {norm(2, 2, 1, 2), norm(2, 2, 1, 2)});
+  l.add("norm-wide", 2, {norm(1, 4, 1, 2), in_place(norm(2, 1, 1, 2))});
+  l.add("norm-blocks", 2, {norm(2, 1, 2, 1), norm(1, 1, 1, 1), norm(2, 1, 2, 1)}).atoms = 2;
   l.add("lamport-wrap", 2, {small, small, small, small}).flag = 0xfffffffd;
   l.add("lamport-zeros", 2, {large, halves}).zeros = true;
   l.add("lamport-empty", 2, {small, lamport(0, 'f', 1, 2), lamport(0, 'f', 1, 2), small});
@@ -379,6 +389,12 @@ void add_faults(List& l) {
   l.faulty("abort-barrier-once", Story::kAbort, {meet});
   l.faulty("abort-one-stage-once", Story::kAbort, {one}).exhaustive = !l.relaxed;
   l.faulty("abort-lamport", Story::kAbort, {small, small});
+  const Call row = norm(1, 1, 1, 1), shared_row = norm(1, 2, 1, 2);
+  l.faulty("absent-norm", Story::kAbsent, {row, row}, 1);
+  l.faulty("late-norm-once", Story::kLate, {row}, 1);
+  l.faulty("abort-norm", Story::kAbort, {row, row});
+  l.faulty("late-norm-threads", Story::kLate, {shared_row, shared_row}, 1).exhaustive = false;
+  l.faulty("abort-norm-threads", Story::kAbort, {shared_row, shared_row}).exhaustive = false;
   const Call all = move(Pieces::kEach, 4, 1, 2), lines = lines_move(Pieces::kEach, 2, 1, 1);
   l.faulty("absent-move", Story::kAbsent, {all, all}, 1).exhaustive = !l.relaxed;
   l.faulty("late-move-once", Story::kLate, {staged(move(Pieces::kEach, 4, 1, t))}, 1).exhaustive = !l.relaxed;

@@ -13,6 +13,7 @@
 #include "../signal/check.h"
 #include "../signal/exchange.h"
 #include "../signal/lamport.h"
+#include "../signal/lamport_norm.h"
 #include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
@@ -44,6 +45,9 @@ extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
     {"two_stage_bf16", run<AllReduceParams, all_reduce_two_stage<Bf16>>},
     {"lamport_f32", run<AllReduceParams, all_reduce_lamport<F32, 1, 4>>},
     {"lamport_bf16", run<AllReduceParams, all_reduce_lamport<Bf16, 1, 4>>},
+    {"norm_f32", run<NormParams, all_reduce_rms_norm_small<F32>>},
+    {"norm_wide_f32", run<NormParams, all_reduce_rms_norm_wide_small<F32>>},
+    {"norm_pair_f32", run<NormParams, all_reduce_rms_norm_pair<F32>>},
     {"two_shot_f32", run<AllReduceParams, all_reduce_two_shot_small<F32>>},
     {"two_shot_bf16", run<AllReduceParams, all_reduce_two_shot_small<Bf16>>},
     {"move", run<ExchangeParams, move_data>},

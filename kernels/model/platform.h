@@ -34,6 +34,7 @@ constexpr bool kTestHooks = false;
 static const uint32_t& kPollsPerCheck = ::model::polls_per_check;
 constexpr uint32_t kChecksPerAsk = 1;
 constexpr uint32_t kWaveThreads = 1;
+constexpr uint32_t kSumLanes = 1;
 
 inline uint32_t thread_id() { return ::model::self.thread; }
 inline uint32_t block_id() { return ::model::self.block; }
@@ -101,6 +102,9 @@ inline void release_wave() { ::model::release_wave(); }
 inline bool block_any(bool vote) { return ::model::block_any(vote); }
 inline void block_sync() { (void)::model::block_any(false); }
 
+inline float add_lanes(float x) { return x; }
+inline float divide(float a, float b) { return a / b; }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline float as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
 inline double as_double(uint64_t bits) { double f; memcpy(&f, &bits, 8); return f; }

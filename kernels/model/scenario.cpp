@@ -22,7 +22,7 @@ uint32_t element_bytes(const Call& c) { return c.type == 'b' ? 2 : 4; }
 uint32_t bytes_of(const Call& c) { return c.count * element_bytes(c); }
 uint32_t packs_of(const Call& c) { return (bytes_of(c) + kPackBytes - 1) / kPackBytes; }
 uint32_t windows_of(const Call& c) { return (packs_of(c) + c.window - 1) / c.window; }
-bool uses_region(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot; }
+bool uses_region(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot || c.kind == Kind::kNorm; }
 bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || uses_region(c); }
 bool is_counted(const Call& c) { return c.kind == Kind::kMoveCounted; }
 bool goes_by_lines(const Call& c) { return c.kind == Kind::kLinesMove || c.kind == Kind::kLinesReduce; }
@@ -99,6 +99,27 @@ uint32_t sum_bits(const Call& c, uint32_t call, uint32_t round, uint32_t to, uin
     sum += float_of(c.type == 'b' ? bits << 16 : bits);
   }
   return c.type == 'b' ? to_bf16(sum) : bits_of(sum);
+}
+
+constexpr float kEpsilon = 0.125f;
+
+// An element of a normed row, whose weights are all 1; f32. The squares are added as kernels/signal/norm.h says.
+uint32_t normed_bits(const Call& c, uint32_t call, uint32_t round, uint32_t i) {
+  const uint32_t row = c.window * 4, begin = i / row * row;
+  float lanes[SIGNAL_MODEL_LANES] = {};
+  for (uint32_t pack = 0; pack < c.window; pack++) {
+    float squares = 0;
+    for (uint32_t e = 0; e < 4; e++) {
+      const float x = float_of(sum_bits(c, call, round, 0, begin + pack * 4 + e));
+      squares += x * x;
+    }
+    lanes[pack % SIGNAL_MODEL_LANES] += squares;
+  }
+  for (uint32_t n = SIGNAL_MODEL_LANES; n > 1; n /= 2) {
+    for (uint32_t lane = 0; lane < n / 2; lane++) lanes[lane] = lanes[2 * lane] + lanes[2 * lane + 1];
+  }
+  const float scale = 1.0f / __builtin_sqrtf(lanes[0] * (1.0f / float(row)) + kEpsilon);
+  return bits_of(float_of(sum_bits(c, call, round, 0, i)) * scale);
 }
 
 // ---- Memory.
@@ -228,8 +249,9 @@ void feed(const void* given) {
     for (uint32_t i = 0; i < part.count; i++) {
       const uint64_t at = part.at + i * size;
       const uint32_t found = bits_at(at, c.type);
-      const uint32_t expected = reduces(c) ? sum_bits(c, uint32_t(before), p.round, p.rank, i)
-                                           : piece_bits(c, uint32_t(before), p.round, part.peer, p.rank, i);
+      const uint32_t expected = c.kind == Kind::kNorm ? normed_bits(c, uint32_t(before), p.round, i)
+                                : reduces(c)          ? sum_bits(c, uint32_t(before), p.round, p.rank, i)
+                                                      : piece_bits(c, uint32_t(before), p.round, part.peer, p.rank, i);
       if (found != expected) {
         fail("wrong result: %s is %#x behind call %d, and should be %#x", name_of(at).c_str(), found, before, expected);
       }
@@ -428,6 +450,19 @@ void launch_call(uint32_t rank, uint32_t number) {
   if (c.push) p.group.flags |= kFlagPush;
   const uint64_t few = 2 * uint64_t(c.blocks) * c.threads < p.window_packs ? 2 * uint64_t(c.blocks) * c.threads : p.window_packs;
   const bool small = now->world <= 4 && p.packs <= few && (p.group.flags & ~kFlagAllowNext) == 0;
+  if (c.kind == Kind::kNorm) {
+    NormParams norm{};
+    norm.all_reduce = p;
+    norm.weight = counts_at(rank, c.domain);  // zeros
+    norm.offset = 1.0f;
+    norm.row_bytes = c.window * kPackBytes;
+    norm.rows = packs_of(c) / c.window;
+    norm.row_packs = c.window;
+    norm.inverse_elements = 1.0f / float(c.window * 4);
+    norm.epsilon = kEpsilon;
+    const bool narrow = c.window <= c.threads;
+    return start(!narrow ? "norm_wide_f32" : now->world == 2 ? "norm_pair_f32" : "norm_f32", &norm, sizeof norm);
+  }
   const char* stem = small && c.type == 'f' ? "one_stage_small" : "one_stage";
   if (c.kind == Kind::kLamport) stem = "lamport";
   if (c.kind == Kind::kTwoStage) stem = "two_stage";
@@ -591,7 +626,7 @@ Setup prepare(const Scenario& s) {
     const uint32_t of_call = is_all_reduce(c) ? bytes_of(c) + 16 : is_exchange(c) ? s.world * kPieceRoom : 0;
     room = of_call > room ? of_call : room;
     slots = c.blocks * c.threads > slots ? c.blocks * c.threads : slots;
-    counts |= is_counted(c);
+    counts |= is_counted(c) || c.kind == Kind::kNorm;
     if (c.push && shared < 128) shared = 128;
     if (is_counted(c)) shared = kSharedBytes;
     scratch |= c.push || c.kind == Kind::kTwoStage || c.kind == Kind::kProbe;

@@ -10,6 +10,7 @@ namespace model {
 
 enum class Kind : uint8_t {
   kBarrier, kProbe, kCheck, kOneStage, kTwoStage, kLamport, kTwoShot,
+  kNorm,  // with RMSNorm behind it: rows of `window` packs
   kMove, kReduceScatter,  // by pulling, unless they are pushed
   kMoveCounted,           // the pieces that there would be are counted in the device's memory
   kLinesMove, kLinesReduce,
@@ -36,7 +37,7 @@ struct Call {
   uint32_t threads;
   Pieces pieces = Pieces::kEach;
   uint32_t without = 0;  // ranks that have no part in it, as bits: they make no call
-  uint32_t window = 0;   // packs, of a two-shot call
+  uint32_t window = 0;   // packs, of a two-shot call, or of a row
   bool push = false;     // of a two-stage call or an exchange; `staged`: the output is not symmetric
   uint32_t direct = 0;   // of a staged call, ranks whose memory is symmetric all the same, as bits
   uint32_t room = 0;     // elements of each piece, of a counted call

@@ -56,8 +56,8 @@ constexpr uint32_t kSlotPacks = kLamportSlotBytes / kPackBytes;
 // Pack `i` of what a sender has for a rank, from the start of its first slot. The region has slots for 8 ranks: fewer ranks have
 // several each, sender s those of s, s + n, s + 2 n.
 template <uint32_t N>
-SIGNAL_DEVICE uint32_t in_slots(uint32_t i) {
-  return N <= kMaxGpus / 2 ? i + i / kSlotPacks * ((N - 1) * kSlotPacks) : i;
+SIGNAL_DEVICE uint32_t in_slots(uint32_t i, uint32_t world = N) {
+  return N <= kMaxGpus / 2 ? i + i / kSlotPacks * ((world - 1) * kSlotPacks) : i;
 }
 
 SIGNAL_DEVICE bool is_ready(const Pack& pack) {
@@ -142,8 +142,9 @@ SIGNAL_DEVICE void for_each_peer(uint32_t rank, Visit visit) {
   }
 }
 
-// Where packs go and where they arrive, from one pack of the message on. `bytes` count from that pack.
-template <class T, uint32_t N>
+// Where packs go and where they arrive, from one pack of the message on, among N ranks, or at most N: of 4 at most, or of 5 to
+// 8, since the slots of the region are shared out differently. `bytes` count from that pack.
+template <class T, uint32_t N, bool kExact = true>
 struct Mail {
   const AllReduceParams& p;
   uint64_t in;   // with two ranks the peer's slot here, else the first slot
@@ -155,6 +156,8 @@ struct Mail {
     in = p.group.own + start + (N == 2 ? (1 - rank) * kLamportSlotBytes : 0);
     out = (N == 2 ? p.group.base[1 - rank] : 0) + start + rank * kLamportSlotBytes;
   }
+
+  SIGNAL_DEVICE uint32_t world() const { return kExact ? N : p.group.world; }
 
   SIGNAL_DEVICE void use(uint32_t generation) {
     const uint32_t offset = generation * kGenerationBytes;
@@ -171,12 +174,16 @@ struct Mail {
 
   SIGNAL_DEVICE void send(uint64_t bytes, const Pack& pack) const {
     const Pack clean = sendable(pack);
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(outbox(peer, bytes), clean); });
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
+      if (kExact || peer < world()) platform::send_pack(outbox(peer, bytes), clean);
+    });
   }
 
   SIGNAL_DEVICE void clear(uint64_t bytes) const {
     // The way that the peers' packs come, so that the order of both is one.
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(inbox(peer, bytes), not_ready()); });
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
+      if (kExact || peer < world()) platform::send_pack(inbox(peer, bytes), not_ready());
+    });
   }
 
   // Looks once for the peers' packs at `bytes`; this rank's own stands among them. Whether all are there.
@@ -190,6 +197,7 @@ struct Mail {
     } else {
       SIGNAL_UNROLL
       for (uint32_t r = 0; r < N; r++) {
+        if (!kExact && r >= world()) continue;
         packs[r] = r == p.group.rank ? own : platform::poll_pack(inbox(r, bytes));
         all = all && (r == p.group.rank || is_ready(packs[r]));
       }
@@ -198,7 +206,7 @@ struct Mail {
   }
 
   SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const {
-    return sum_ranks<T, N>(p.op, N, p.group.rank, [&](uint32_t r) { return packs[r]; });
+    return sum_ranks<T, N, kExact>(p.op, world(), p.group.rank, [&](uint32_t r) { return packs[r]; });
   }
 };
 

@@ -23,6 +23,7 @@ enum Operation : uint32_t {
   kOpAllReduceLines = 15,
   kOpAllReduceTwoShot = 16,
   kOpAllToAllCounted = 17,
+  kOpAllReduceNorm = 18,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
@@ -135,6 +136,21 @@ struct CountedParams {
   uint64_t element_bytes;
 };
 
+struct NormParams {
+  AllReduceParams all_reduce;
+  uint64_t residual;
+  uint64_t new_residual;
+  uint64_t sum;
+  uint64_t weight;
+  uint64_t row_bytes;
+  uint32_t rows;
+  uint32_t row_packs;
+  float inverse_elements;
+  float epsilon;
+  float offset;
+  uint32_t reserved;
+};
+
 static_assert(sizeof(GroupParams) == 160, "params");
 static_assert(offsetof(GroupParams, base) == 40, "params");
 static_assert(offsetof(GroupParams, domain) == 156, "params");
@@ -144,6 +160,9 @@ static_assert(sizeof(PeerProbeParams) == 32, "params");
 static_assert(sizeof(CheckParams) == 296, "params");
 static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
+
+static_assert(sizeof(NormParams) == 344, "params");
+static_assert(offsetof(NormParams, row_bytes) == 312, "params");
 
 static_assert(sizeof(ExchangeParams) == 520, "params");
 static_assert(offsetof(ExchangeParams, window_bytes) == 416, "params");

@@ -201,13 +201,7 @@ struct TwoShot {
   }
 
   SIGNAL_DEVICE Pack sum_of(const Pack (&packs)[N]) const {
-    if constexpr (kExact) return sum_ranks<T, N>(p.op, N, rank, [&](uint32_t r) { return packs[r]; });
-    typename T::Fold sum(p.op);  // in the same order
-    SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) {
-      if (r < world()) sum.add(packs[r]);
-    }
-    return sum.finish(world());
+    return sum_ranks<T, N, kExact>(p.op, world(), rank, [&](uint32_t r) { return packs[r]; });
   }
 
   // Reduces this thread's pack of the rank's shard and pushes the sum. False: a peer's pack did not come, which has been reported.

@@ -26,9 +26,9 @@ SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
   }
 }
 
-// The reduction of one pack over all ranks, in rank order. N is the world size, or 0 where only `world` tells. `op` matters to
-// types that are not specialised for sums.
-template <class T, uint32_t N, class Load>
+// The reduction of one pack over all ranks, in rank order. N is the world size, or the most that it can be, or 0 where only `world` tells. `op`
+// matters to types that are not specialised for sums.
+template <class T, uint32_t N, bool kExact = true, class Load>
 SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load load) {
   typename T::Fold sum(op);
 #ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
@@ -37,7 +37,9 @@ SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load lo
   (void)rank;
   if constexpr (N != 0) {
     SIGNAL_UNROLL
-    for (uint32_t r = 0; r < N; r++) sum.add(load(r));
+    for (uint32_t r = 0; r < N; r++) {
+      if (kExact || r < world) sum.add(load(r));
+    }
   } else {
     for (uint32_t r = 0; r < world; r++) sum.add(load(r));
   }

@@ -13,6 +13,7 @@ pub mod lamport;
 pub mod layout;
 pub mod matches;
 pub mod misuse;
+pub mod norm;
 pub mod operators;
 pub mod overwrite;
 pub mod peer;

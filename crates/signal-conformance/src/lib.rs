@@ -80,6 +80,14 @@ macro_rules! suite {
                     register_is_read_in_place,
                     register_again_and_again,
                     register_refuses;
+                norm:
+                    norm_behind_an_all_reduce,
+                    norm_around_the_region,
+                    norm_alone,
+                    norm_rows_do_not_know_each_other,
+                    norm_in_graphs_and_between_calls,
+                    norm_misuse,
+                    norm_names_the_missing_rank;
                 barrier:
                     barrier_every_world_and_domain,
                     barrier_waits_for_the_last_rank,

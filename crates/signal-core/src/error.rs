@@ -135,6 +135,9 @@ pub enum ApiMisuse {
         /// Bytes that fit.
         limit: u64,
     },
+    /// Rows of f32, f16 and bf16 are normed.
+    #[error("RMSNorm does not take {0}")]
+    NormType(Dtype),
     /// The Lamport algorithm adds up f32, f16 and bf16.
     #[error("the lamport algorithm does not take {op} of {dtype}")]
     LamportType {

@@ -298,6 +298,26 @@ pub(crate) fn exchange(
     Plan { algorithm, blocks: blocks as u32, threads: row.threads }
 }
 
+/// Most threads that share a row, where they are not the host's.
+pub(crate) const ROW_THREADS: u32 = 512;
+
+/// Whether one kernel for rows and their all-reduce beats two. Of rows of more packs than a block has threads it does not: 6.0 us for 16 KiB on two
+/// H200s, where two kernels take 4.0 (benches/NOTES.md); nor, by the same path, of rows that do not end with a pack.
+pub(crate) fn fuses_rows(packs: u32, row_bytes: u64) -> bool {
+    packs <= ROW_THREADS && row_bytes.is_multiple_of(PACK_BYTES as u64)
+}
+
+/// The grid for rows of so many packs, of which each is one block's: a thread for each pack, as far as a block has as many.
+pub(crate) fn rows(topology: Topology, algorithm: Algorithm, rows: u32, packs: u32) -> Plan {
+    const WAVE: u32 = 32;
+    let (threads, most) = match topology.family {
+        // As in the tables: a second block only pays where cores are idle.
+        DeviceFamily::Host => (1, 2),
+        _ => (packs.clamp(1, ROW_THREADS).next_multiple_of(WAVE), 1024),
+    };
+    Plan { algorithm, blocks: rows.clamp(1, most.min(topology.most_blocks)), threads }
+}
+
 /// Fingerprint of the tables, compared between ranks.
 pub(crate) fn table_fingerprint() -> u64 {
     fnv(format!("{TABLE:?}{EXCHANGES:?}{MOST_BLOCKS:?}").bytes())

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
 use signal_comm::kernel::{
-    AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, CountedParams, ExchangeParams, Kernel,
+    AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, CountedParams, ExchangeParams, Kernel, NormParams,
     PeerProbeParams,
 };
 use signal_comm::{Backend, Launch};
@@ -220,6 +220,12 @@ fn param_bytes(kernel: Kernel) -> usize {
         Kernel::PeerProbe => size_of::<PeerProbeParams>(),
         Kernel::Check => size_of::<CheckParams>(),
         Kernel::MoveCounted => size_of::<CountedParams>(),
+        Kernel::RmsNorm(_)
+        | Kernel::AllReduceNorm(_)
+        | Kernel::AllReduceNormSmall(_)
+        | Kernel::AllReduceNormPair(_)
+        | Kernel::AllReduceNormWide(_)
+        | Kernel::AllReduceNormWideSmall(_) => size_of::<NormParams>(),
         Kernel::ReduceScatter(_)
         | Kernel::ReduceScatterAny
         | Kernel::Move

@@ -95,7 +95,7 @@ impl<B: Backend> Call<'_, B> {
         }
     }
 
-    fn all_reduce_slices<T: Element>(
+    pub(super) fn all_reduce_slices<T: Element>(
         self,
         stream: &B::Stream,
         input: Slice<'_, B, T>,

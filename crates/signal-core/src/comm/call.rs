@@ -83,6 +83,11 @@ impl<'c, B: Backend> Call<'c, B> {
         Call { comm, options, by_handle }
     }
 
+    /// Another call with the same options, for what takes two.
+    pub(super) fn again(&self) -> Self {
+        Call { comm: self.comm, options: self.options, by_handle: self.by_handle }
+    }
+
     /// Enqueues a barrier; see [`Communicator::barrier`].
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::plan::Plan;
 /// ```text
 /// word 0: bits 0..4 kind, 4..8 dtype, 8..12 operator, 12..16 algorithm, 16..32 blocks, 32..48 threads, 48..52 root, 52..56 collective
 /// word 1: bits 0..61 elements of a reduction, else bytes; of a ragged call a hash of all ranks' counts; with counts on the device the
-///         room in elements << 16, and the bytes of one
+///         room in elements << 16, and the bytes of one; of normed rows their number << 32, and the elements of one
 /// ```
 /// Of sends and receives: the bytes from the lower to the higher rank in word 0 from bit 4 on, those of the other way in word 1.
 /// Bits 61 to 63 of both stay clear, as the kernel asks.
@@ -28,6 +28,7 @@ const NOTHING: u64 = 3;
 const RAGGED: u64 = 4;
 const SEND_RECV: u64 = 5;
 const COUNTED: u64 = 6;
+const ROWS: u64 = 7;
 
 /// The bits of a word that may be set.
 const BITS: u64 = u64::MAX >> 3;
@@ -41,6 +42,8 @@ pub(crate) enum Amount {
     Bytes(u64),
     /// A hash of the bytes for each rank.
     Ragged(u64),
+    /// Rows of so many elements of a type, summed and normed.
+    Rows(u32, u32, Dtype),
     /// Room for so many elements of so many bytes for each rank, of which the device tells how many there are.
     Counted(u64, u64),
 }
@@ -57,6 +60,10 @@ impl Description {
             Amount::Elements(count, dtype, op) => (COLLECTIVE | (dtype as u64) << 4 | (op as u64) << 8, count as u64),
             Amount::Bytes(bytes) => (COLLECTIVE, bytes),
             Amount::Ragged(hash) => (RAGGED, hash),
+            Amount::Rows(0, ..) => return Description([NOTHING | (collective as u64) << 52, 0]),
+            Amount::Rows(rows, elements, dtype) => {
+                (ROWS | (dtype as u64) << 4, u64::from(rows) << 32 | u64::from(elements))
+            }
             Amount::Counted(room, bytes) => (COUNTED, room << 16 | bytes & 0xffff),
         };
         let kind = kind | (plan.algorithm as u64) << 12 | (root as u64) << 48 | (collective as u64) << 52;
@@ -92,7 +99,7 @@ impl fmt::Display for Description {
         let kind = self.bits(0, 4);
         match kind {
             BARRIER => f.write_str("a barrier")?,
-            COLLECTIVE | RAGGED | COUNTED | NOTHING => {
+            COLLECTIVE | RAGGED | COUNTED | ROWS | NOTHING => {
                 let found = Collective::ALL.get(self.bits(52, 4) as usize).copied();
                 let collective = name(found.map(Collective::name));
                 let article = if collective.starts_with(['a', 'u']) { "an" } else { "a" };
@@ -106,6 +113,10 @@ impl fmt::Display for Description {
                 } else if kind == COUNTED {
                     let (room, bytes) = (self.0[1] >> 16, self.0[1] & 0xffff);
                     write!(f, "up to {room} elements of {bytes} bytes ({algorithm})")?;
+                } else if kind == ROWS {
+                    let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
+                    let (rows, elements) = (self.0[1] >> 32, self.0[1] & 0xffff_ffff);
+                    write!(f, "{rows} rows of {elements} {dtype} with RMSNorm ({algorithm})")?;
                 } else if found.is_some_and(Collective::reduces) {
                     let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
                     let op = name(ReduceOp::ALL.get(self.bits(8, 4) as usize).map(|op| op.name()));
@@ -154,6 +165,8 @@ mod tests {
         assert_eq!(found, "an all-gather of ragged pieces (pull, sizes abc) on 1024 x 512 threads");
         let found = described(Collective::AllToAll, Algorithm::Pull, 0, Amount::Counted(77, 12));
         assert_eq!(found, "an all-to-all of up to 77 elements of 12 bytes (pull) on 1024 x 512 threads");
+        let found = described(Collective::AllReduce, Algorithm::Lamport, 0, Amount::Rows(7, 4096, Dtype::Bf16));
+        assert_eq!(found, "an all-reduce of 7 rows of 4096 bf16 with RMSNorm (lamport) on 1024 x 512 threads");
         assert_eq!(described(Collective::AllReduce, Algorithm::Lamport, 0, sum(0)), "an all-reduce of nothing");
         assert_eq!(Description::barrier(2, 32).to_string(), "a barrier on 2 x 32 threads");
         let both = Description::send_recv(123, 45).to_string();

@@ -364,7 +364,7 @@ impl<B: Backend> Member<B> {
     }
 
     /// What the table proposes is cut down to the budget; what the user asks for is taken or refused.
-    fn fitted(&self, table: Plan, options: &CallOptions) -> Plan {
+    pub(super) fn fitted(&self, table: Plan, options: &CallOptions) -> Plan {
         let (settings, budget) = (&self.settings, &self.group.budget);
         let blocks = options.blocks.or(settings.blocks);
         let threads = options.threads.or(settings.threads);

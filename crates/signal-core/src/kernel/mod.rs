@@ -137,6 +137,19 @@ pub enum Kernel {
     LinesReduce(FastSum),
     /// The same for any type and any operator ([`ExchangeParams`]).
     LinesReduceAny,
+    /// RMSNorm of a rank's own rows ([`NormParams`]).
+    RmsNorm(FastSum),
+    /// A Lamport all-reduce of rows and RMSNorm of its sums, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]). All packs of all
+    /// operands are whole and aligned, and a row has no more of them than a block has threads.
+    AllReduceNorm(FastSum),
+    /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
+    AllReduceNormSmall(FastSum),
+    /// The same of two ranks ([`NormParams`]).
+    AllReduceNormPair(FastSum),
+    /// The same of any rows, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]).
+    AllReduceNormWide(FastSum),
+    /// The same of any rows, of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]).
+    AllReduceNormWideSmall(FastSum),
 }
 
 /// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
@@ -176,7 +189,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 38] = [
+const NAMES: [&str; 56] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -215,6 +228,24 @@ const NAMES: [&str; 38] = [
     "signal_lines_reduce_sum_f16",
     "signal_lines_reduce_sum_bf16",
     "signal_lines_reduce_any",
+    "signal_rms_norm_f32",
+    "signal_rms_norm_f16",
+    "signal_rms_norm_bf16",
+    "signal_all_reduce_rms_norm_f32",
+    "signal_all_reduce_rms_norm_f16",
+    "signal_all_reduce_rms_norm_bf16",
+    "signal_all_reduce_rms_norm_small_f32",
+    "signal_all_reduce_rms_norm_small_f16",
+    "signal_all_reduce_rms_norm_small_bf16",
+    "signal_all_reduce_rms_norm_pair_f32",
+    "signal_all_reduce_rms_norm_pair_f16",
+    "signal_all_reduce_rms_norm_pair_bf16",
+    "signal_all_reduce_rms_norm_wide_f32",
+    "signal_all_reduce_rms_norm_wide_f16",
+    "signal_all_reduce_rms_norm_wide_bf16",
+    "signal_all_reduce_rms_norm_wide_small_f32",
+    "signal_all_reduce_rms_norm_wide_small_f16",
+    "signal_all_reduce_rms_norm_wide_small_bf16",
 ];
 
 impl Kernel {
@@ -246,6 +277,12 @@ impl Kernel {
             Kernel::LinesMove => 33,
             Kernel::LinesReduce(sum) => 34 + sum as usize,
             Kernel::LinesReduceAny => 37,
+            Kernel::RmsNorm(sum) => 38 + sum as usize,
+            Kernel::AllReduceNorm(sum) => 41 + sum as usize,
+            Kernel::AllReduceNormSmall(sum) => 44 + sum as usize,
+            Kernel::AllReduceNormPair(sum) => 47 + sum as usize,
+            Kernel::AllReduceNormWide(sum) => 50 + sum as usize,
+            Kernel::AllReduceNormWideSmall(sum) => 53 + sum as usize,
         }
     }
 
@@ -271,6 +308,12 @@ impl Kernel {
             .chain([Kernel::ReduceScatterAny, Kernel::Move, Kernel::MoveCounted, Kernel::LinesMove])
             .chain(sums(Kernel::LinesReduce))
             .chain([Kernel::LinesReduceAny])
+            .chain(sums(Kernel::RmsNorm))
+            .chain(sums(Kernel::AllReduceNorm))
+            .chain(sums(Kernel::AllReduceNormSmall))
+            .chain(sums(Kernel::AllReduceNormPair))
+            .chain(sums(Kernel::AllReduceNormWide))
+            .chain(sums(Kernel::AllReduceNormWideSmall))
     }
 
     /// Entry name in every image.
@@ -302,6 +345,12 @@ mod tests {
                 Kernel::AllReduceTwoShotSmall(sum) => format!("all_reduce_two_shot_small_sum_{}", sum.dtype()),
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
                 Kernel::LinesReduce(sum) => format!("lines_reduce_sum_{}", sum.dtype()),
+                Kernel::RmsNorm(sum) => format!("rms_norm_{}", sum.dtype()),
+                Kernel::AllReduceNorm(sum) => format!("all_reduce_rms_norm_{}", sum.dtype()),
+                Kernel::AllReduceNormSmall(sum) => format!("all_reduce_rms_norm_small_{}", sum.dtype()),
+                Kernel::AllReduceNormPair(sum) => format!("all_reduce_rms_norm_pair_{}", sum.dtype()),
+                Kernel::AllReduceNormWide(sum) => format!("all_reduce_rms_norm_wide_{}", sum.dtype()),
+                Kernel::AllReduceNormWideSmall(sum) => format!("all_reduce_rms_norm_wide_small_{}", sum.dtype()),
                 _ => continue,
             };
             assert_eq!(kernel.name(), format!("signal_{name}"));

@@ -47,6 +47,8 @@ pub enum Operation {
     AllReduceTwoShot = 16,
     /// An all-to-all with counts on the device.
     AllToAllCounted = 17,
+    /// An all-reduce with RMSNorm behind it.
+    AllReduceNorm = 18,
 }
 
 impl Operation {
@@ -70,6 +72,7 @@ impl Operation {
             15 => "ll all-reduce",
             16 => "two-shot all-reduce",
             17 => "counted all-to-all",
+            18 => "all-reduce with RMSNorm",
             _ => "unknown operation",
         }
     }
@@ -292,7 +295,40 @@ pub struct CountedParams {
     pub element_bytes: u64,
 }
 
+/// Parameters of [`Kernel::RmsNorm`], [`Kernel::AllReduceNorm`] and its form: rows, one behind the other, and what becomes of each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct NormParams {
+    /// The rows that are summed, or are this rank's alone, and where the normed ones go. Its packs are those of all rows, each of which
+    /// begins with a pack of its own.
+    pub all_reduce: AllReduceParams,
+    /// What is added to the sum; 0 for nothing.
+    pub residual: u64,
+    /// Where the result of that goes: equal to `residual` or disjoint from it.
+    pub new_residual: u64,
+    /// Where the sums go; 0 for nowhere.
+    pub sum: u64,
+    /// A weight for each element of a row.
+    pub weight: u64,
+    /// Bytes of a row.
+    pub row_bytes: u64,
+    /// Rows.
+    pub rows: u32,
+    /// Packs of a row, the last one perhaps ragged.
+    pub row_packs: u32,
+    /// One by the elements of a row.
+    pub inverse_elements: f32,
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
+    /// Added to each weight.
+    pub offset: f32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
 const _: () = {
+    assert!(size_of::<NormParams>() == 344);
+    assert!(offset_of!(NormParams, row_bytes) == 312);
     assert!(size_of::<GroupParams>() == 160);
     assert!(size_of::<CountedParams>() == 544);
     assert!(offset_of!(GroupParams, base) == 40);

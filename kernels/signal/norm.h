@@ -1,0 +1,287 @@
+// RMSNorm of rows, behind the addition of a residual: arithmetic, in one order everywhere, and the kernel that does it alone.
+//
+// v = round(x + residual), y = round(v * (1 / sqrt(mean(v^2) + epsilon)) * (weight + offset)), with all between the roundings in f32. The sum of
+// squares runs over the elements of each pack, then over packs of one lane, lane p mod kLanes of pack p, then over the lanes pair by pair. So
+// a row's bits depend on nothing but the row: not on grid, threads, number of rows or platform.
+#pragma once
+
+#include "wait.h"
+#include "world.h"
+
+namespace signal_comm {
+
+#ifdef SIGNAL_MODEL_LANES  // the model checker has no room for as many
+constexpr uint32_t kLanes = SIGNAL_MODEL_LANES;
+#else
+constexpr uint32_t kLanes = 512;
+#endif
+constexpr uint32_t kParts = kLanes / platform::kSumLanes;
+// With two sets, by turns, one barrier a row does: a thread writes a set again when all have come to the barrier behind the one that they
+// read it after.
+constexpr uint32_t kPartSets = platform::kSumLanes == 1 ? 1 : 2;
+
+// Sums of some lanes each.
+struct NormShared {
+  float part[kPartSets][kParts];
+};
+
+template <class T>
+SIGNAL_DEVICE float sum_of_squares(const Pack& pack) {
+  float sum = 0.0f;
+  SIGNAL_UNROLL
+  for (uint32_t w = 0; w < 4; w++) {
+    float wide[T::kPerWord];
+    T::widen(pack.word[w], wide);
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < T::kPerWord; e++) sum += wide[e] * wide[e];
+  }
+  return sum;
+}
+
+template <class T>
+SIGNAL_DEVICE Pack rounded_sum(const Pack& a, const Pack& b) {
+  Pack sum;
+  SIGNAL_UNROLL
+  for (uint32_t w = 0; w < 4; w++) {
+    float wide[T::kPerWord], other[T::kPerWord];
+    T::widen(a.word[w], wide);
+    T::widen(b.word[w], other);
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] += other[e];
+    sum.word[w] = T::round(wide);
+  }
+  return sum;
+}
+
+template <class T>
+SIGNAL_DEVICE Pack scaled(const Pack& pack, float scale, const Pack& weight, float offset) {
+  Pack result;
+  SIGNAL_UNROLL
+  for (uint32_t w = 0; w < 4; w++) {
+    float wide[T::kPerWord], factor[T::kPerWord];
+    T::widen(pack.word[w], wide);
+    T::widen(weight.word[w], factor);
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] = wide[e] * scale * (factor[e] + offset);
+    result.word[w] = T::round(wide);
+  }
+  return result;
+}
+
+// Sum of so many, pair by pair.
+template <uint32_t kCount>
+SIGNAL_DEVICE float sum_of(const float* parts) {
+  if constexpr (kCount == 1) {
+    return parts[0];
+  } else {
+    return sum_of<kCount / 2>(parts) + sum_of<kCount / 2>(parts + kCount / 2);
+  }
+}
+
+// Pack k of the row at an address. kWhole: all packs of all operands are whole and aligned.
+template <bool kWhole>
+SIGNAL_DEVICE Pack load_of_row(uint64_t row, uint32_t k, uint64_t row_bytes) {
+  if constexpr (kWhole) return load_whole<From::kOwn>(row + uint64_t(k) * kPackBytes);
+  return load_any<From::kOwn>(row, k, row_bytes);
+}
+
+template <bool kWhole>
+SIGNAL_DEVICE void store_of_row(uint64_t row, uint32_t k, uint64_t row_bytes, const Pack& pack) {
+  if constexpr (kWhole) return store_whole(row + uint64_t(k) * kPackBytes, pack);
+  store_any(row, k, row_bytes, pack);
+}
+
+// Meets the block behind the sums of squares of its lanes; false where some thread comes with `failed`: then all leave together.
+SIGNAL_DEVICE bool scale_of_row(const NormParams& p, const float (&parts)[kParts], bool failed, float& scale) {
+#ifdef SIGNAL_MUTANT_NORM_LEAVES_ALONE
+  if (failed) return false;
+#endif
+  if (platform::block_any(failed)) return false;
+  const float mean = sum_of<kParts>(parts) * p.inverse_elements;
+  scale = platform::divide(1.0f, platform::square_root(mean + p.epsilon));
+#ifndef SIGNAL_MUTANT_NORM_PARTS_OF_TWO_ROWS
+  if constexpr (kPartSets == 1) platform::block_sync();  // all have read the parts
+#endif
+  return true;
+}
+
+// The packs of a row that a thread has: pack `k` is its `j`th.
+template <uint32_t kEach, class Visit>
+SIGNAL_DEVICE void for_own_packs(const NormParams& p, Visit visit) {
+  SIGNAL_UNROLL
+  for (uint32_t j = 0; j < kEach; j++) {
+    const uint32_t k = platform::thread_id() + j * kLanes;
+    if (k < p.row_packs) visit(j, k);
+  }
+}
+
+// What becomes of one row of one block. Each thread has packs of its own, from the sum to the normed row, so that nobody else waits for what it
+// stores.
+template <class T, bool kWhole>
+struct Row {
+  const NormParams& p;
+  uint64_t begin;  // of the row, in bytes
+
+  SIGNAL_DEVICE Row(const NormParams& params, uint32_t row) : p(params), begin(uint64_t(row) * params.row_bytes) {}
+
+  SIGNAL_DEVICE Pack load(uint64_t rows, uint32_t k) const { return load_of_row<kWhole>(rows + begin, k, p.row_bytes); }
+  SIGNAL_DEVICE Pack own(uint32_t k) const { return load(p.all_reduce.input, k); }
+  SIGNAL_DEVICE Pack weight(uint32_t k) const { return load_of_row<kWhole>(p.weight, k, p.row_bytes); }
+  SIGNAL_DEVICE Pack residual(uint32_t k) const { return p.residual != 0 ? load(p.residual, k) : Pack{}; }
+  SIGNAL_DEVICE void store(uint64_t rows, uint32_t k, const Pack& pack) const { store_of_row<kWhole>(rows + begin, k, p.row_bytes, pack); }
+
+  // The sum of pack k with its residual, which is what is normed.
+  SIGNAL_DEVICE Pack add(uint32_t k, const Pack& sum, const Pack& residual) const {
+    if (p.sum != 0) store(p.sum, k, sum);
+    if (p.residual == 0) return sum;
+    const Pack added = rounded_sum<T>(sum, residual);
+    store(p.new_residual, k, added);
+    return added;
+  }
+
+  SIGNAL_DEVICE void finish(uint32_t k, const Pack& pack, Pack weight, float scale) const {
+    // Else it is widened as soon as it is there, which what is asked for after it has to wait for.
+    SIGNAL_UNROLL
+    for (uint32_t w = 0; w < 4; w++) weight.word[w] = platform::opaque(weight.word[w]);
+    store(p.all_reduce.output, k, scaled<T>(pack, scale, weight, p.offset));
+  }
+
+  // All of a row, the block's `turn`th. `sum(k, x)` gives pack k before the residual, false where a wait for it has ended in a fault.
+  template <class Sum>
+  SIGNAL_DEVICE bool norm(uint32_t turn, bool failed, NormShared& shared, Sum sum) const {
+    const uint32_t thread = platform::thread_id(), threads = platform::block_dim();
+    float (&parts)[kParts] = shared.part[turn % kPartSets];
+    Pack first = {};  // of this thread; the others wait in the output
+    for (uint32_t lane = thread; lane < kLanes; lane += threads) {
+      float squares = 0.0f;
+      for (uint32_t k = lane; k < p.row_packs && !failed; k += kLanes) {
+        Pack x;
+        if (!sum(k, x)) {
+          failed = true;
+          break;
+        }
+        x = add(k, x, residual(k));
+        squares += sum_of_squares<T>(x);
+        if (k == thread) {
+          first = x;
+        } else {
+          store(p.all_reduce.output, k, x);
+        }
+      }
+      const float lanes = platform::add_lanes(squares);
+      if (lane % platform::kSumLanes == 0) parts[lane / platform::kSumLanes] = lanes;
+    }
+    float scale;
+    if (!scale_of_row(p, parts, failed, scale)) return false;
+    for (uint32_t lane = thread; lane < kLanes; lane += threads) {
+      for (uint32_t k = lane; k < p.row_packs; k += kLanes) {
+        finish(k, k == thread ? first : load(p.all_reduce.output, k), weight(k), scale);
+      }
+    }
+    return true;
+  }
+};
+
+// What a thread needs for its packs of its block's next row, where it has kEach at most, pack t + j * kLanes of thread t: asked for before anything is
+// waited for.
+template <class T, uint32_t kEach>
+struct Soon {
+  Pack own[kEach] = {};
+  Pack residual[kEach] = {};
+  Pack weight[kEach] = {};
+
+  // Weights are constant while kernels run, so they are read before the stream's earlier work has ended (P9). Of two packs they take more
+  // registers than there are.
+  SIGNAL_DEVICE explicit Soon(const NormParams& p) {
+    if (kEach == 1) load_weight(p);
+  }
+
+  SIGNAL_DEVICE void load_weight(const NormParams& p) {
+    const Row<T, true> row(p, 0);
+    for_own_packs<kEach>(p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { weight[j] = row.weight(k); });
+  }
+
+  SIGNAL_DEVICE void load(const NormParams& p, uint32_t r) {
+    if (r >= p.rows) return;
+    const Row<T, true> row(p, r);
+    for_own_packs<kEach>(p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE {
+      own[j] = row.own(k);
+      residual[j] = row.residual(k);
+    });
+  }
+};
+
+// All of a row, the block's `turn`th, by threads that have kEach packs of it at most, which stay in registers. `sum(j, k, x)` gives the thread's
+// pack `j`, pack k of the row, before the residual, false where a wait for it has ended in a fault.
+template <uint32_t kEach, class T, class Sum>
+SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool failed, Soon<T, kEach>& soon, NormShared& shared, Sum sum) {
+  const uint32_t thread = platform::thread_id(), threads = platform::block_dim();
+  float (&parts)[kParts] = shared.part[turn % kPartSets];
+  Pack x[kEach] = {};
+  float squares = 0.0f;
+  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE {
+    failed = failed || !sum(j, k, x[j]);
+    if (failed) return;
+    x[j] = row.add(k, x[j], soon.residual[j]);
+    squares += sum_of_squares<T>(x[j]);
+  });
+  if (kEach > 1) soon.load_weight(row.p);
+  const float lanes = platform::add_lanes(squares);
+  if (thread % platform::kSumLanes == 0) parts[thread / platform::kSumLanes] = lanes;
+  if constexpr (platform::kSumLanes >= kParts) {
+    if (thread < kParts && thread >= threads / platform::kSumLanes) parts[thread] = 0.0f;
+  } else {
+    for (uint32_t i = threads / platform::kSumLanes + thread; i < kParts; i += threads) parts[i] = 0.0f;
+  }
+  float scale;
+  if (!scale_of_row(row.p, parts, failed, scale)) return false;
+  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { row.finish(k, x[j], soon.weight[j], scale); });
+  return true;
+}
+
+// All packs of all operands are whole and aligned.
+SIGNAL_DEVICE bool has_whole_rows(const NormParams& p) {
+  const AllReduceParams& a = p.all_reduce;
+  return is_aligned(a.input | a.output | p.residual | p.new_residual | p.sum | p.weight | p.row_bytes);
+}
+
+// Each thread has so many packs of a row at most.
+SIGNAL_DEVICE bool has_narrow_rows(const NormParams& p, uint32_t each) {
+  const uint32_t lanes = p.row_packs < kLanes ? p.row_packs : kLanes;
+  return platform::block_dim() >= lanes && p.row_packs <= each * kLanes;
+}
+
+
+// Rows of this rank alone, of more packs than a block has threads, or with packs that are not whole.
+template <class T>
+SIGNAL_COLD void norm_wide_rows(const NormParams& p, NormShared& shared) {
+  begin_call(p.all_reduce.group);
+  uint32_t turn = 0;
+  for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
+    const Row<T, false> row(p, r);
+    row.norm(turn, false, shared, [&](uint32_t k, Pack& x) SIGNAL_INLINE { return x = row.own(k), true; });
+  }
+}
+
+template <class T, uint32_t kEach>
+SIGNAL_DEVICE void norm_narrow_rows(const NormParams& p, NormShared& shared) {
+  Soon<T, kEach> soon(p);
+  begin_call(p.all_reduce.group);
+  uint32_t turn = 0;
+  SIGNAL_NO_UNROLL
+  for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
+    soon.load(p, r);
+    norm_narrow<kEach>(Row<T, true>(p, r), turn, false, soon, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
+  }
+}
+
+template <class T>
+SIGNAL_DEVICE void rms_norm(const NormParams& p) {
+  SIGNAL_SHARED(NormShared, shared);
+  if (!has_whole_rows(p)) return norm_wide_rows<T>(p, shared);
+  if (has_narrow_rows(p, 1)) return norm_narrow_rows<T, 1>(p, shared);
+  if (has_narrow_rows(p, 2)) return norm_narrow_rows<T, 2>(p, shared);
+  norm_wide_rows<T>(p, shared);
+}
+
+}  // namespace signal_comm
