@@ -124,7 +124,8 @@ SIGNAL_COLD void send_more_rows(const NormParams& p, flag_t flag) {
   }
 }
 
-// Rows that are whole, of which each thread has one pack at most: the host has seen to that. With two, whatever does not fit the registers costs more than a kernel of its own for the norm.
+// Rows that are whole, of which each thread has one pack at most: the host has seen to that. With two, what does not fit the registers costs more
+// than a kernel of its own for the norm.
 template <class T, uint32_t N, bool kExact>
 SIGNAL_DEVICE void lamport_norm_narrow(const NormParams& p) {
   SIGNAL_SHARED(NormShared, shared);

@@ -37,7 +37,9 @@ enum Residual<'a, B: Backend, T> {
 }
 
 impl<'a, B: Backend, T: Float> RmsNorm<'a, B, T> {
-    /// With a weight for each element of a row.
+    /// With a weight for each element of a row. It is taken for constant: where kernels are launched early ([`Settings`](crate::Settings)), it is read
+    /// before the kernel ahead on the stream has ended. So a kernel that writes it must not be the work right ahead of the call, unless
+    /// something that waits for its end, such as an event or a copy, stands between.
     pub fn new(weight: impl Into<Slice<'a, B, T>>, epsilon: f32) -> Self {
         RmsNorm { weight: weight.into(), epsilon, offset: 0.0, residual: Residual::None, sum: None }
     }
