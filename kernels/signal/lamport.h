@@ -142,6 +142,23 @@ SIGNAL_DEVICE void for_each_peer(uint32_t rank, Visit visit) {
   }
 }
 
+// The generation of the call before one; from the present one and not from the flag, which wraps.
+SIGNAL_DEVICE uint32_t generation_before(flag_t flag) {
+#if defined(SIGNAL_MUTANT_LAMPORT_CLEARS_BY_FLAG)
+  return (flag + 2) % kGenerations;
+#elif defined(SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT)
+  return (flag % kGenerations + 1) % kGenerations;
+#else
+  const uint32_t generation = flag % kGenerations;
+  return generation == 0 ? kGenerations - 1 : generation - 1;
+#endif
+}
+
+// How far that one lies behind the present one, in bytes.
+SIGNAL_DEVICE uint64_t bytes_to_generation_before(flag_t flag) {
+  return uint64_t(int64_t(int32_t(generation_before(flag)) - int32_t(flag % kGenerations)) * int64_t(kGenerationBytes));
+}
+
 // Where packs go and where they arrive, from one pack of the message on, among N ranks, or at most N: of 4 at most, or of 5 to
 // 8, since the slots of the region are shared out differently. `bytes` count from that pack.
 template <class T, uint32_t N, bool kExact = true>
@@ -158,6 +175,12 @@ struct Mail {
   }
 
   SIGNAL_DEVICE uint32_t world() const { return kExact ? N : p.group.world; }
+  template <class Visit>
+  SIGNAL_DEVICE void each_peer(Visit visit) const {
+    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
+      if (kExact || peer < world()) visit(peer);
+    });
+  }
 
   SIGNAL_DEVICE void use(uint32_t generation) {
     const uint32_t offset = generation * kGenerationBytes;
@@ -174,16 +197,12 @@ struct Mail {
 
   SIGNAL_DEVICE void send(uint64_t bytes, const Pack& pack) const {
     const Pack clean = sendable(pack);
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
-      if (kExact || peer < world()) platform::send_pack(outbox(peer, bytes), clean);
-    });
+    each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(outbox(peer, bytes), clean); });
   }
 
   SIGNAL_DEVICE void clear(uint64_t bytes) const {
     // The way that the peers' packs come, so that the order of both is one.
-    for_each_peer<N>(p.group.rank, [&](uint32_t peer) SIGNAL_INLINE {
-      if (kExact || peer < world()) platform::send_pack(inbox(peer, bytes), not_ready());
-    });
+    each_peer([&](uint32_t peer) SIGNAL_INLINE { platform::send_pack(inbox(peer, bytes), not_ready()); });
   }
 
   // Looks once for the peers' packs at `bytes`; this rank's own stands among them. Whether all are there.
@@ -276,8 +295,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     if (platform::thread_id() == 0) report_stopped(p.group, kOpAllReduceLamport, flag, kNoFlag);
     return;
   }
-  const uint32_t generation = flag % kGenerations;
-  mail.use(generation);
+  mail.use(flag % kGenerations);
   const uint64_t step_bytes = uint64_t(stride.step) * kPackBytes;
   test_delay(m, kPhaseStart);
 
@@ -298,15 +316,7 @@ SIGNAL_DEVICE void lamport_call(const AllReduceParams& p) {
     if (platform::block_id() == 0) m.count_call();
   }
 
-  // The generation of the call before this one; from the present one and not from the flag, which wraps.
-#if defined(SIGNAL_MUTANT_LAMPORT_CLEARS_BY_FLAG)
-  const uint32_t old = (flag + 2) % kGenerations;
-#elif defined(SIGNAL_MUTANT_LAMPORT_CLEARS_NEXT)
-  const uint32_t old = (generation + 1) % kGenerations;
-#else
-  const uint32_t old = generation == 0 ? kGenerations - 1 : generation - 1;
-#endif
-  bytes = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kGenerationBytes));
+  bytes = bytes_to_generation_before(flag);
 #ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
   const uint32_t left = state.word[1] / (4 * T::kPerWord);
 #else

@@ -55,8 +55,7 @@ struct NormCall {
       arrived_before = platform::arrive(at<uint32_t>(group().own, kLamportState + offsetof(LamportState, arrival)));
       if (platform::block_id() == 0) m.count_call();
     }
-    const uint32_t generation = flag % kGenerations, old = generation == 0 ? kGenerations - 1 : generation - 1;
-    const uint64_t back = uint64_t(int64_t(int32_t(old) - int32_t(generation)) * int64_t(kGenerationBytes));
+    const uint64_t back = bytes_to_generation_before(flag);
     const Stride stride;
     for (uint32_t i = stride.first; i < left; i += stride.step) mail.clear(back + uint64_t(i) * kPackBytes);
     if (m.abort == 0) return false;

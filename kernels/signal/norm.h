@@ -38,31 +38,17 @@ SIGNAL_DEVICE float sum_of_squares(const Pack& pack) {
   return sum;
 }
 
-template <class T>
-SIGNAL_DEVICE Pack rounded_sum(const Pack& a, const Pack& b) {
-  Pack sum;
+// `act` of each two elements, in f32, rounded.
+template <class T, class Act>
+SIGNAL_DEVICE Pack rounded(const Pack& a, const Pack& b, Act act) {
+  Pack result;
   SIGNAL_UNROLL
   for (uint32_t w = 0; w < 4; w++) {
     float wide[T::kPerWord], other[T::kPerWord];
     T::widen(a.word[w], wide);
     T::widen(b.word[w], other);
     SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] += other[e];
-    sum.word[w] = T::round(wide);
-  }
-  return sum;
-}
-
-template <class T>
-SIGNAL_DEVICE Pack scaled(const Pack& pack, float scale, const Pack& weight, float offset) {
-  Pack result;
-  SIGNAL_UNROLL
-  for (uint32_t w = 0; w < 4; w++) {
-    float wide[T::kPerWord], factor[T::kPerWord];
-    T::widen(pack.word[w], wide);
-    T::widen(weight.word[w], factor);
-    SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] = wide[e] * scale * (factor[e] + offset);
+    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] = act(wide[e], other[e]);
     result.word[w] = T::round(wide);
   }
   return result;
@@ -134,7 +120,7 @@ struct Row {
   SIGNAL_DEVICE Pack add(uint32_t k, const Pack& sum, const Pack& residual) const {
     if (p.sum != 0) store(p.sum, k, sum);
     if (p.residual == 0) return sum;
-    const Pack added = rounded_sum<T>(sum, residual);
+    const Pack added = rounded<T>(sum, residual, [](float s, float r) SIGNAL_INLINE { return s + r; });
     store(p.new_residual, k, added);
     return added;
   }
@@ -143,7 +129,8 @@ struct Row {
     // Else it is widened as soon as it is there, which what is asked for after it has to wait for.
     SIGNAL_UNROLL
     for (uint32_t w = 0; w < 4; w++) weight.word[w] = platform::opaque(weight.word[w]);
-    store(p.all_reduce.output, k, scaled<T>(pack, scale, weight, p.offset));
+    const float offset = p.offset;
+    store(p.all_reduce.output, k, rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); }));
   }
 
   // All of a row, the block's `turn`th. `sum(k, x)` gives pack k before the residual, false where a wait for it has ended in a fault.
@@ -250,7 +237,6 @@ SIGNAL_DEVICE bool has_narrow_rows(const NormParams& p, uint32_t each) {
   const uint32_t lanes = p.row_packs < kLanes ? p.row_packs : kLanes;
   return platform::block_dim() >= lanes && p.row_packs <= each * kLanes;
 }
-
 
 // Rows of this rank alone, of more packs than a block has threads, or with packs that are not whole.
 template <class T>

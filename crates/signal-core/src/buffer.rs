@@ -203,7 +203,7 @@ impl<'a, B: Backend, T: Pod> Slice<'a, B, T> {
         Slice { buffer: self.buffer, start: self.start + start, len }
     }
 
-    pub(crate) fn memory(&self) -> &B::Buffer {
+    pub(crate) fn memory(&self) -> &'a B::Buffer {
         &self.buffer.memory
     }
 

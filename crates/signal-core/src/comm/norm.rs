@@ -270,10 +270,10 @@ impl<B: Backend> Call<'_, B> {
             same_grid: true,
             described: described.map(|described| [described; MAX_GPUS]),
         };
-        let uses: Vec<_> = memory.into_iter().chain(norm.memory()).map(|operand| operand.memory().clone()).collect();
+        let uses = memory.into_iter().chain(norm.memory()).map(|operand| operand.memory());
         // SAFETY: the parameters are the kernel's. All operands are slices of buffers of this rank's device, of the lengths that
         // `check_rows` asks for, which the launch keeps alive; what is written is borrowed exclusively, so nothing overlaps but what is one.
-        unsafe { self.launch(stream, work, &uses) }
+        unsafe { self.launch(stream, work, uses) }
     }
 }
 
