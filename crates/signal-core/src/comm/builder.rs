@@ -249,7 +249,7 @@ pub(super) fn rooms<B: Backend>(
     let most = settings.max_blocks.unwrap_or(u32::MAX).min(MAX_NUM_BLOCKS_UPPER_BOUND as u32);
     BlockBudget::classes(max_threads)
         .map(|threads| {
-            Kernel::all().try_fold(Room { blocks: most, units, pairs: u32::MAX }, |room, kernel| {
+            Kernel::all().try_fold(Room { blocks: most, units, a_unit: u32::MAX }, |room, kernel| {
                 Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, shares as u32)))
             })
         })

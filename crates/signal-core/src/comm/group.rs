@@ -73,36 +73,47 @@ pub(crate) struct BlockBudget {
 pub(crate) struct Room {
     /// Blocks that can be resident at once: a grid beyond it would wait for blocks that never start.
     pub(crate) blocks: u32,
-    /// Blocks of a grid beside which the stream's next kernel may start, where there are places for both.
+    /// Multiprocessors of the device.
     pub(crate) units: u32,
-    /// Grids for which there are two places. See [`Room::of`].
-    pub(crate) pairs: u32,
+    /// Blocks that fit one of them, of each share. See [`Room::of`].
+    pub(crate) a_unit: u32,
 }
 
 impl Room {
     /// The room for each of `shares` streams of calls, such as those of the ranks, on a device with `units` multiprocessors, on
     /// which `resident` blocks fit.
-    ///
-    /// A kernel that is launched early takes room while it waits for the one before it, which waits for peers that may
-    /// still need room on this very device. So two grids of each share must fit, whatever their shapes: each
-    /// multiprocessor is cut into two places a share, a block must fit a place, and a grid has at most one block for each
-    /// multiprocessor. Then 2 x `shares` grids find enough places, however the device scatters them.
     pub(crate) fn of(resident: u32, units: u32, shares: u32) -> Room {
-        Room { blocks: resident / shares, units, pairs: resident / units.max(1) / (2 * shares) }
+        Room { blocks: resident / shares, units, a_unit: resident / units.max(1) / shares }
+    }
+
+    /// Blocks of the largest grid beside which the stream's next kernel may start.
+    ///
+    /// A kernel that is launched early takes room while it waits for the one before it, which waits for peers that may still need room on this
+    /// very device. Of the calls that have not ended on all ranks take the first: some share's grid of it still lacks room. Each other
+    /// share has two grids here at most, since its next kernel starts when the one before the present one has ended. Cut each multiprocessor into two
+    /// places a share, and let a grid take at most as many places as there are multiprocessors, a block one or two. Where a block lacks room, on
+    /// each multiprocessor all places but one are taken, or all: of n shares, 2 n - 1 places at least, more than the 2 n - 2 other grids and
+    /// the rest of this one have. So there is room, however the device scatters the blocks.
+    fn most_beside_next(self) -> u32 {
+        match self.a_unit {
+            0 => 0,
+            1 => self.units / 2,
+            _ => self.units,
+        }
     }
 
     pub(crate) fn min(self, other: Room) -> Room {
         Room {
             blocks: self.blocks.min(other.blocks),
             units: self.units.min(other.units),
-            pairs: self.pairs.min(other.pairs),
+            a_unit: self.a_unit.min(other.a_unit),
         }
     }
 
     /// What is left of it after some halvings.
     fn halved(self, times: u32) -> Room {
         let part = |number: u32| number.checked_shr(times).unwrap_or(0);
-        Room { blocks: part(self.blocks), units: self.units, pairs: part(self.pairs) }
+        Room { blocks: part(self.blocks), units: self.units, a_unit: part(self.a_unit) }
     }
 }
 
@@ -172,8 +183,7 @@ impl BlockBudget {
 
     /// Whether the stream's next kernel may start beside a grid.
     pub(crate) fn has_room_for_next(&self, blocks: u32, threads: u32) -> bool {
-        let room = self.room(threads);
-        room.pairs > 0 && blocks <= room.units
+        blocks <= self.room(threads).most_beside_next()
     }
 
     fn room(&self, threads: u32) -> Room {
@@ -322,8 +332,8 @@ mod tests {
 
     #[test]
     fn the_budget_is_that_of_the_next_larger_class() {
-        let odd = budget(3, |threads| Room { blocks: threads, units: 1, pairs: 0 });
-        let budget = budget(512, |threads| Room { blocks: 1024 / threads, units: 1, pairs: 1 });
+        let odd = budget(3, |threads| Room { blocks: threads, units: 1, a_unit: 0 });
+        let budget = budget(512, |threads| Room { blocks: 1024 / threads, units: 1, a_unit: 2 });
         assert_eq!(budget.max_threads(), 512);
         assert_eq!([1, 2, 3, 4, 511, 512].map(|t| budget.blocks(t)), [1024, 512, 256, 256, 2, 2]);
         assert_eq!([513, u32::MAX].map(|t| budget.blocks(t)), [0, 0]);
@@ -335,14 +345,57 @@ mod tests {
     }
 
     #[test]
-    fn the_next_kernel_needs_a_place_of_its_own() {
+    fn the_next_kernel_needs_places_of_its_own() {
         // 132 multiprocessors with room for 1024 threads each.
         let room = |threads: u32, shares| Room::of(132 * (1024 / threads), 132, shares);
-        assert_eq!(room(512, 1), Room { blocks: 264, units: 132, pairs: 1 });
-        assert_eq!(room(512, 2), Room { blocks: 132, units: 132, pairs: 0 });
-        assert_eq!(room(256, 2), Room { blocks: 264, units: 132, pairs: 1 });
-        assert_eq!(room(128, 5), Room { blocks: 211, units: 132, pairs: 0 });
-        assert_eq!(room(256, 2).min(room(512, 2)), Room { blocks: 132, units: 132, pairs: 0 });
+        assert_eq!(room(256, 2), Room { blocks: 264, units: 132, a_unit: 2 });
+        assert_eq!(room(256, 2).min(room(512, 2)), Room { blocks: 132, units: 132, a_unit: 1 });
+        let most = |threads, shares| room(threads, shares).most_beside_next();
+        assert_eq!([most(512, 1), most(1024, 1)], [132, 66]);
+        assert_eq!([most(256, 2), most(512, 2), most(1024, 2)], [132, 66, 0]);
+        assert_eq!([most(128, 5), most(256, 5)], [66, 0]);
+    }
+
+    /// Where `free` a multiprocessor is left, and a block takes `size`, whether all `blocks` find room by turns on what `pick` chooses.
+    fn place(free: &mut [u32], size: u32, blocks: u32, mut pick: impl FnMut(&[usize]) -> usize) -> bool {
+        (0..blocks).all(|_| {
+            let fits: Vec<usize> = (0..free.len()).filter(|unit| free[*unit] >= size).collect();
+            if fits.is_empty() {
+                return false;
+            }
+            free[fits[pick(&fits)]] -= size;
+            true
+        })
+    }
+
+    #[test]
+    fn the_first_call_that_lacks_room_finds_it() {
+        const UNITS: u32 = 10;
+        let mut rng = crate::reference::Rng::new(1);
+        let below = |rng: &mut crate::reference::Rng, n: usize| rng.below(n as u64) as usize;
+        for _ in 0..20_000 {
+            let shares = 1 + below(&mut rng, 4) as u32;
+            let places = 2 * shares;
+            let (mut free, sizes) = (vec![places; UNITS as usize], [1, 2]);
+            // What `most_beside_next` gives where such a block is the largest that fits: `places / size` of all shares.
+            let most = |size: u32| Room::of(places / size * UNITS, UNITS, shares).most_beside_next();
+            for _ in 0..2 * shares - 2 {
+                let size = sizes[below(&mut rng, 2)];
+                // Crowded on few multiprocessors, spread over all, or by chance.
+                let how = below(&mut rng, 3);
+                let least = free.clone();
+                assert!(place(&mut free, size, most(size), |fits| match how {
+                    0 => 0,
+                    1 => (0..fits.len()).max_by_key(|at| least[fits[*at]]).unwrap(),
+                    _ => below(&mut rng, fits.len()),
+                }));
+            }
+            let size = sizes[below(&mut rng, 2)];
+            assert!(place(&mut free, size, most(size), |fits| below(&mut rng, fits.len())), "{shares} shares");
+        }
+        // Two shares, whose one has two grids of small blocks here: the other's of one large block more would lack room.
+        let mut free = [[3; 5], [1; 5]].concat();
+        assert!(place(&mut free, 2, 5, |_| 0) && !place(&mut free, 2, 1, |_| 0));
     }
 
     #[test]
@@ -356,9 +409,9 @@ mod tests {
             for threads in BlockBudget::classes(1024) {
                 let sum: u32 = given.iter().chain([&parent]).map(|budget| budget.blocks(threads)).sum();
                 assert!(sum <= whole(threads).blocks, "{sum} blocks of {threads} threads after {split} splits");
-                // A grid and the one beside it, of each.
-                let places: u32 = given.iter().chain([&parent]).map(|budget| 2 * budget.room(threads).pairs).sum();
-                assert!(132 * places <= whole(threads).blocks, "{places} places after {split} splits");
+                // Blocks of all of them on a multiprocessor.
+                let beside: u32 = given.iter().chain([&parent]).map(|budget| budget.room(threads).a_unit).sum();
+                assert!(132 * beside <= whole(threads).blocks, "{beside} after {split} splits");
             }
         }
         assert_eq!(given[0].rooms(), budget(1024, |threads| whole(threads).halved(1)).rooms());
