@@ -30,6 +30,8 @@ MUTANTS=(
   "SIGNAL_MUTANT_LAMPORT_GIVES_UP_AS_IS        late-lamport         random"
   "SIGNAL_MUTANT_NORM_LEAVES_ALONE             late-norm-threads    random"
   "SIGNAL_MUTANT_NORM_PARTS_OF_TWO_ROWS        norm-rows            all"
+  "SIGNAL_MUTANT_SHARDS_NOT_AWAITED            norm-two-stage       all"
+  "SIGNAL_MUTANT_PUSHES_NOT_AWAITED            norm-two-stage       all"
   "SIGNAL_MUTANT_EARLY_LAUNCH_WITHOUT_WAIT     early                all"
   "SIGNAL_MUTANT_NO_EXIT_BARRIER               one-stage            all"
   "SIGNAL_MUTANT_RELAXED_MIDDLE_BARRIER        two-stage-relaxed    all"

@@ -106,7 +106,11 @@ SIGNAL_DEVICE bool block_any(bool vote) { return __syncthreads_or(vote) != 0; }
 // The sum over kSumLanes neighbouring threads, pair by pair. All of them take part.
 SIGNAL_DEVICE float add_lanes(float x) { for (uint32_t m = 1; m < kSumLanes; m *= 2) x += __shfl_xor_sync(0xffffffffu, x, m); return x; }
 
+// The value of the thread whose number differs in this bit. All threads of the wave take part.
+template <uint32_t kBit> SIGNAL_DEVICE uint32_t partner(uint32_t x) { return __shfl_xor_sync(0xffffffffu, x, kBit); }
+
 SIGNAL_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+SIGNAL_DEVICE float reciprocal(float x) { return __frcp_rn(x); }
 SIGNAL_DEVICE float square_root(float x) { return __fsqrt_rn(x); }
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __float_as_uint(f); }
@@ -115,6 +119,14 @@ SIGNAL_DEVICE uint64_t as_bits64(double f) { return uint64_t(__double_as_longlon
 SIGNAL_DEVICE float f16_to_f32(uint16_t h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
 SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { uint32_t v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { uint32_t v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
+
+#if __CUDA_ARCH__ >= 890
+constexpr bool kHasE4m3 = true;
+SIGNAL_DEVICE uint32_t f32x2_to_e4m3(float low, float high) { uint16_t v; asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low)); return v; }
+#else
+constexpr bool kHasE4m3 = false;
+SIGNAL_DEVICE uint32_t f32x2_to_e4m3(float, float) { return 0; }
+#endif
 
 }  // namespace platform
 }  // namespace signal_comm

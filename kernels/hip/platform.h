@@ -103,7 +103,11 @@ SIGNAL_DEVICE bool block_any(bool vote) {
 template <int m> SIGNAL_DEVICE float add_partner(float x) { return x + __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, x), m << 10 | 0x1f)); }
 SIGNAL_DEVICE float add_lanes(float x) { return add_partner<16>(add_partner<8>(add_partner<4>(add_partner<2>(add_partner<1>(x))))); }
 
+// The value of the thread whose number differs in this bit, of the lowest five. All threads of the wave take part.
+template <uint32_t kBit> SIGNAL_DEVICE uint32_t partner(uint32_t x) { return uint32_t(__builtin_amdgcn_ds_swizzle(int(x), kBit << 10 | 0x1f)); }
+
 SIGNAL_DEVICE float divide(float a, float b) { return a / b; }
+SIGNAL_DEVICE float reciprocal(float x) { return 1.0f / x; }
 SIGNAL_DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 SIGNAL_DEVICE float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 SIGNAL_DEVICE uint32_t as_bits(float f) { return __builtin_bit_cast(uint32_t, f); }
@@ -114,6 +118,9 @@ SIGNAL_DEVICE uint16_t f32_to_f16(float f) { return f != f ? 0x7fff : __builtin_
 SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
 SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
 SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
+
+constexpr bool kHasE4m3 = false;  // gfx942 has another e4m3 than OCP
+SIGNAL_DEVICE uint32_t f32x2_to_e4m3(float, float) { return 0; }
 
 }  // namespace platform
 }  // namespace signal_comm

@@ -134,7 +134,9 @@ inline void block_sync() { (void)block_any(false); }
 
 inline float add_lanes(float x) { return x; }
 
+template <uint32_t> uint32_t partner(uint32_t x) { return x; }  // of waves of one thread there is none
 inline float divide(float a, float b) { return a / b; }
+inline float reciprocal(float x) { return 1.0f / x; }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline float as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
@@ -168,6 +170,9 @@ inline uint16_t f32_to_f16(float f) {
 inline uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
 inline uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
 inline uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
+
+constexpr bool kHasE4m3 = false;
+inline uint32_t f32x2_to_e4m3(float, float) { return 0; }
 
 }  // namespace platform
 }  // namespace signal_comm

@@ -25,6 +25,13 @@ Call norm(uint32_t rows, uint32_t packs, uint32_t blocks, uint32_t threads) {
   c.window = packs;
   return c;
 }
+// The same in two stages, so many rows of a shard at a time.
+Call two_stage_norm(uint32_t rows, uint32_t packs, uint32_t window_rows, uint32_t blocks, uint32_t threads) {
+  Call c = norm(rows, packs, blocks, threads);
+  c.push = true;
+  c.room = window_rows;
+  return c;
+}
 Call one_stage(uint32_t count, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kOneStage, 'f', count, false, false, 0, blocks, threads};
 }
@@ -115,6 +122,8 @@ void add_stages(List& l) {
   l.add("one-stage-ragged", 2, {one_stage(5, 1, 2), one_stage(7, 1, 2)}).shift = 4;
   l.add("two-stage", 2, {two, two});
   l.add("two-stage-in-place", 2, {in_place(two), in_place(two)});
+  l.add("norm-two-stage", 2, {two_stage_norm(2, 1, 1, 1, 1), two_stage_norm(4, 1, 1, 1, 1), one_stage(8, 1, 1)});
+  l.add("norm-two-stage-blocks", 2, {two_stage_norm(3, 1, 2, 2, 1)}).exhaustive = !l.relaxed;
   l.add("two-stage-staged", 2, {staged(two_stage(10, 1, 2)), staged(two)}).scratch = 48;
   l.add("two-stage-blocks", 2, {two_stage(16, 2, 2), staged(two_stage(32, 2, 2))}).exhaustive = !l.relaxed;
 }

@@ -17,6 +17,7 @@
 #include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
+#include "../signal/two_stage_norm.h"
 
 #include "kernels.h"
 
@@ -46,7 +47,8 @@ extern "C" const model::Entry SIGNAL_MODEL_TABLE[] = {
     {"lamport_f32", run<AllReduceParams, all_reduce_lamport<F32, 1, 4>>},
     {"lamport_bf16", run<AllReduceParams, all_reduce_lamport<Bf16, 1, 4>>},
     {"norm_f32", run<NormParams, all_reduce_rms_norm_small<F32>>},
-    {"norm_wide_f32", run<NormParams, all_reduce_rms_norm_wide_small<F32>>},
+    {"norm_wide_f32", run<NormParams, all_reduce_norm_wide_small<F32>>},
+    {"norm_two_stage_f32", run<NormParams, norm_two_stage<F32>>},
     {"norm_pair_f32", run<NormParams, all_reduce_rms_norm_pair<F32>>},
     {"two_shot_f32", run<AllReduceParams, all_reduce_two_shot_small<F32>>},
     {"two_shot_bf16", run<AllReduceParams, all_reduce_two_shot_small<Bf16>>},

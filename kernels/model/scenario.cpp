@@ -22,8 +22,8 @@ uint32_t element_bytes(const Call& c) { return c.type == 'b' ? 2 : 4; }
 uint32_t bytes_of(const Call& c) { return c.count * element_bytes(c); }
 uint32_t packs_of(const Call& c) { return (bytes_of(c) + kPackBytes - 1) / kPackBytes; }
 uint32_t windows_of(const Call& c) { return (packs_of(c) + c.window - 1) / c.window; }
-bool uses_region(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot || c.kind == Kind::kNorm; }
-bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || uses_region(c); }
+bool uses_region(const Call& c) { return c.kind == Kind::kLamport || c.kind == Kind::kTwoShot || (c.kind == Kind::kNorm && !c.push); }
+bool is_all_reduce(const Call& c) { return c.kind == Kind::kOneStage || c.kind == Kind::kTwoStage || c.kind == Kind::kNorm || uses_region(c); }
 bool is_counted(const Call& c) { return c.kind == Kind::kMoveCounted; }
 bool goes_by_lines(const Call& c) { return c.kind == Kind::kLinesMove || c.kind == Kind::kLinesReduce; }
 bool is_exchange(const Call& c) {
@@ -32,7 +32,7 @@ bool is_exchange(const Call& c) {
 bool reduces(const Call& c) { return is_all_reduce(c) || c.kind == Kind::kReduceScatter || c.kind == Kind::kLinesReduce; }
 
 // Whether peers touch memory of the user's: read the input, or write the output where they push. Else it goes by the scratch.
-bool may_touch(const Call& c) { return (is_all_reduce(c) || is_exchange(c)) && !uses_region(c) && !goes_by_lines(c); }
+bool may_touch(const Call& c) { return (is_all_reduce(c) || is_exchange(c)) && !uses_region(c) && c.kind != Kind::kNorm && !goes_by_lines(c); }
 bool is_staged(const Call& c, uint32_t rank) {
   if (!may_touch(c)) return false;
   if (c.staged && (c.direct >> rank & 1) == 0) return true;
@@ -460,6 +460,17 @@ void launch_call(uint32_t rank, uint32_t number) {
     norm.row_packs = c.window;
     norm.inverse_elements = 1.0f / float(c.window * 4);
     norm.epsilon = kEpsilon;
+    norm.elements = c.window * 4;
+    norm.kept = group.scratch_offset;
+    norm.operation = kOpAllReduceNorm;
+    if (c.push) {
+      norm.shard_rows = (norm.rows + now->world - 1) / now->world;
+      norm.window_rows = c.room;
+      const uint64_t pushed = uint64_t(now->world) * c.room * norm.row_bytes;
+      norm.sums = group.scratch_offset + pushed;
+      norm.kept = norm.sums + pushed;
+      return start("norm_two_stage_f32", &norm, sizeof norm);
+    }
     const bool narrow = c.window <= c.threads;
     return start(!narrow ? "norm_wide_f32" : now->world == 2 ? "norm_pair_f32" : "norm_f32", &norm, sizeof norm);
   }
@@ -629,7 +640,7 @@ Setup prepare(const Scenario& s) {
     counts |= is_counted(c) || c.kind == Kind::kNorm;
     if (c.push && shared < 128) shared = 128;
     if (is_counted(c)) shared = kSharedBytes;
-    scratch |= c.push || c.kind == Kind::kTwoStage || c.kind == Kind::kProbe;
+    scratch |= c.push || c.kind == Kind::kTwoStage || c.kind == Kind::kProbe || c.kind == Kind::kNorm;
     for (uint32_t r = 0; r < s.world; r++) scratch |= is_staged(c, r);
   }
   const uint32_t of_stream = slots * (s.early ? 2 : 1);

@@ -38,9 +38,9 @@ struct Call {
   Pieces pieces = Pieces::kEach;
   uint32_t without = 0;  // ranks that have no part in it, as bits: they make no call
   uint32_t window = 0;   // packs, of a two-shot call, or of a row
-  bool push = false;     // of a two-stage call or an exchange; `staged`: the output is not symmetric
+  bool push = false;     // of a two-stage call, also with a norm, or an exchange; `staged`: the output is not symmetric
   uint32_t direct = 0;   // of a staged call, ranks whose memory is symmetric all the same, as bits
-  uint32_t room = 0;     // elements of each piece, of a counted call
+  uint32_t room = 0;     // elements of each piece, of a counted call; rows of a window, of one with a norm
 };
 
 enum class Story : uint8_t {

@@ -224,9 +224,11 @@ struct Mail {
     return all;
   }
 
-  SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const {
-    return sum_ranks<T, N, kExact>(p.op, world(), p.group.rank, [&](uint32_t r) { return packs[r]; });
+  // Not yet rounded.
+  SIGNAL_DEVICE typename T::Fold fold(const Pack (&packs)[N]) const {
+    return fold_ranks<T, N, kExact>(p.op, world(), p.group.rank, [&](uint32_t r) { return packs[r]; });
   }
+  SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const { return fold(packs).finish(world()); }
 };
 
 template <class T>

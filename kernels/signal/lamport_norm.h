@@ -1,10 +1,10 @@
-// A Lamport all-reduce of rows and the RMSNorm of its sums in one kernel: a block has whole rows, whose packs lie in the mail one behind
+// A Lamport all-reduce of rows and the norm of its sums in one kernel: a block has whole rows, whose packs lie in the mail one behind
 // the other, each row from a pack of its own on. The protocol is that of lamport.h, but for how a block ends: its threads meet in every row, so
 // one that gives up tells the others there, and all leave.
 #pragma once
 
 #include "lamport.h"
-#include "norm.h"
+#include "row_forms.h"
 
 namespace signal_comm {
 
@@ -63,10 +63,9 @@ struct NormCall {
     return true;
   }
 
-  // The sum of a pack, of which this rank's own is `mine`; false where the wait for it has ended in a fault.
-  SIGNAL_DEVICE bool sum(uint32_t row, uint32_t k, const Pack& mine, Pack& x) const {
+  // All ranks' packs, of which this rank's own is `mine`; false where the wait for them has ended in a fault.
+  SIGNAL_DEVICE bool receive(uint32_t row, uint32_t k, const Pack& mine, Pack (&packs)[N]) const {
     const uint64_t bytes = uint64_t(in_mail(row, k)) * kPackBytes;
-    Pack packs[N] = {};
     SIGNAL_NO_UNROLL
     for (uint32_t polls = 0; !mail.look(bytes, mine, packs); polls++) {  // nothing but the polls, as in a barrier
       if (kBounded && polls >= platform::kPollsPerCheck && !wait_for_packs(group(), kOpAllReduceNorm, flag, in_mail(row, k), kEveryone)) {
@@ -74,8 +73,26 @@ struct NormCall {
       }
       platform::relax();
     }
+    return true;
+  }
+  // What was received of a large call is cleared at once.
+  SIGNAL_DEVICE void clear_received(uint32_t row, uint32_t k) const {
+    if (row * p.row_packs + k >= kMostLeftToClear) mail.clear(uint64_t(in_mail(row, k)) * kPackBytes);
+  }
+
+  // The sum of a pack; false as above.
+  SIGNAL_DEVICE bool sum(uint32_t row, uint32_t k, const Pack& mine, Pack& x) const {
+    Pack packs[N] = {};
+    if (!receive(row, k, mine, packs)) return false;
     x = mail.sum(packs);
-    if (row * p.row_packs + k >= kMostLeftToClear) mail.clear(bytes);
+    clear_received(row, k);
+    return true;
+  }
+  SIGNAL_DEVICE bool sum(uint32_t row, uint32_t k, const Pack& mine, Values<T>& x) const {
+    Pack packs[N] = {};
+    if (!receive(row, k, mine, packs)) return false;
+    x = values_of(mail.fold(packs));
+    clear_received(row, k);
     return true;
   }
 
@@ -86,10 +103,11 @@ struct NormCall {
   }
 };
 
-// Rows of more packs than a block has threads, or with packs that are not whole.
+// Rows of any kind, of which anything may become.
 template <class T, uint32_t N>
 SIGNAL_DEVICE void lamport_norm_wide(const NormParams& p) {
   SIGNAL_SHARED(NormShared, shared);
+  RowFolds folds(shared);
   NormCall<T, N, false> call(p);
   begin_call(call.group());
   if (!call.read_state()) return;
@@ -98,10 +116,9 @@ SIGNAL_DEVICE void lamport_norm_wide(const NormParams& p) {
     for (uint32_t k = platform::thread_id(); k < p.row_packs; k += platform::block_dim()) call.send(r, k, row.own(k));
   }
   bool failed = call.arrive();
-  uint32_t turn = 0;
-  for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
-    const Row<T, false> row(p, r);
-    if (!row.norm(turn, failed, shared, [&](uint32_t k, Pack& x) SIGNAL_INLINE { return call.sum(r, k, row.own(k), x); })) {
+  for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim()) {
+    const WideRow<T> row(p, r, folds);
+    if (!row.norm(failed, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE { return call.sum(r, k, row.own(k), x); })) {
       failed = true;
       break;
     }
@@ -123,28 +140,57 @@ SIGNAL_COLD void send_more_rows(const NormParams& p, flag_t flag) {
   }
 }
 
+// What becomes of whole rows, of which each thread has one pack at most: RMSNorm, exact, in the rows' own type or e4m3 with one scale for all.
+template <class T>
+struct PlainNorm {
+  Soon<T, 1> soon;
+  Given given;
+  NormShared& shared;
+  uint32_t turn = 0;
+
+  SIGNAL_DEVICE PlainNorm(const NormParams& p, NormShared& s) : soon(p), given(p), shared(s) {}
+
+  template <class Sum>
+  SIGNAL_DEVICE bool norm(const NormParams& p, uint32_t r, bool failed, Sum sum) {
+    return norm_narrow<1>(Row<T, true>(p, r), turn++, failed, soon, given, shared, [&](uint32_t, uint32_t k, Pack& x) SIGNAL_INLINE { return sum(k, x); });
+  }
+};
+
+// The same, anything.
+template <class T>
+struct AnyNorm {
+  Soon<T, 1> soon;
+  Given given;
+  RowFolds folds;
+
+  SIGNAL_DEVICE AnyNorm(const NormParams& p, NormShared& s) : soon(p), given(p), folds(s) {}
+
+  template <class Sum>
+  SIGNAL_DEVICE bool norm(const NormParams& p, uint32_t r, bool failed, Sum sum) {
+    return NarrowRow<T, 1>(p, r).norm(folds, failed, soon, given, [&](uint32_t, uint32_t k, Values<T>& x) SIGNAL_INLINE { return sum(k, x); });
+  }
+};
+
 // Rows that are whole, of which each thread has one pack at most: the host has seen to that. With two, what does not fit the registers costs more
 // than a kernel of its own for the norm.
-template <class T, uint32_t N, bool kExact>
+template <class T, uint32_t N, bool kExact, class Norm>
 SIGNAL_DEVICE void lamport_norm_narrow(const NormParams& p) {
   SIGNAL_SHARED(NormShared, shared);
   const uint32_t block = platform::block_id(), blocks = platform::grid_dim(), thread = platform::thread_id();
   NormCall<T, N, kExact> call(p);
-  Soon<T, 1> soon(p);
+  Norm norm(p, shared);
   begin_call(call.group());
-  soon.load(p, block);  // before the state: its way is as long
+  norm.soon.load(p, block);  // before the state: its way is as long
   if (!call.read_state()) return;
   if (block < p.rows) {
-    if (thread < p.row_packs) call.send(block, thread, soon.own[0]);
+    if (thread < p.row_packs) call.send(block, thread, norm.soon.own[0]);
     if (blocks < p.rows - block) send_more_rows<T, N, kExact>(p, call.flag);
   }
   bool failed = call.arrive();
-  uint32_t turn = 0;
   SIGNAL_NO_UNROLL
-  for (uint32_t r = block; r < p.rows; r += blocks, turn++) {
-    if (turn != 0) soon.load(p, r);
-    const auto sum = [&](uint32_t, uint32_t k, Pack& x) SIGNAL_INLINE { return call.sum(r, k, soon.own[0], x); };
-    if (!norm_narrow<1>(Row<T, true>(p, r), turn, failed, soon, shared, sum)) {
+  for (uint32_t r = block; r < p.rows; r += blocks) {
+    if (r != block) norm.soon.load(p, r);
+    if (!norm.norm(p, r, failed, [&](uint32_t k, auto& x) SIGNAL_INLINE { return call.sum(r, k, norm.soon.own[0], x); })) {
       failed = true;
       break;
     }
@@ -155,30 +201,52 @@ SIGNAL_DEVICE void lamport_norm_narrow(const NormParams& p) {
 // Of five to eight ranks.
 template <class T>
 SIGNAL_DEVICE void all_reduce_rms_norm(const NormParams& p) {
-  lamport_norm_narrow<T, 8, false>(p);
+  lamport_norm_narrow<T, 8, false, PlainNorm<T>>(p);
 }
 
 // Of four, three or one.
 template <class T>
 SIGNAL_DEVICE void all_reduce_rms_norm_small(const NormParams& p) {
-  lamport_norm_narrow<T, 4, false>(p);
+  lamport_norm_narrow<T, 4, false, PlainNorm<T>>(p);
 }
 
 // Of two.
 template <class T>
 SIGNAL_DEVICE void all_reduce_rms_norm_pair(const NormParams& p) {
-  lamport_norm_narrow<T, 2, true>(p);
+  lamport_norm_narrow<T, 2, true, PlainNorm<T>>(p);
+}
+
+// The same with any norm and any output. A wave of one thread knows no partners: where all are such, wide rows serve.
+template <class T, uint32_t N, bool kExact>
+SIGNAL_DEVICE void lamport_norm_any(const NormParams& p) {
+  if constexpr (platform::kSumLanes == 1) return lamport_norm_wide<T, (N < 4 ? 4 : N)>(p);
+  lamport_norm_narrow<T, N, kExact, AnyNorm<T>>(p);
+}
+
+template <class T>
+SIGNAL_DEVICE void all_reduce_norm(const NormParams& p) {
+  lamport_norm_any<T, 8, false>(p);
+}
+
+template <class T>
+SIGNAL_DEVICE void all_reduce_norm_small(const NormParams& p) {
+  lamport_norm_any<T, 4, false>(p);
+}
+
+template <class T>
+SIGNAL_DEVICE void all_reduce_norm_pair(const NormParams& p) {
+  lamport_norm_any<T, 2, true>(p);
 }
 
 // Rows of any kind, of more than four ranks, and of at most four. Kernels of their own: what the paths beside each other ask of registers, none of
 // them asks alone.
 template <class T>
-SIGNAL_DEVICE void all_reduce_rms_norm_wide(const NormParams& p) {
+SIGNAL_DEVICE void all_reduce_norm_wide(const NormParams& p) {
   lamport_norm_wide<T, 8>(p);
 }
 
 template <class T>
-SIGNAL_DEVICE void all_reduce_rms_norm_wide_small(const NormParams& p) {
+SIGNAL_DEVICE void all_reduce_norm_wide_small(const NormParams& p) {
   lamport_norm_wide<T, 4>(p);
 }
 

@@ -1,10 +1,12 @@
-// RMSNorm of rows, behind the addition of a residual: arithmetic, in one order everywhere, and the kernel that does it alone.
+// RMSNorm of rows, behind the addition of a residual, to rows of their own type or e4m3 with one scale for all: arithmetic, in one order everywhere, and
+// the kernel that does it alone where rows are short and whole. What else may become of a row: row_forms.h, whose bits for this are the same.
 //
 // v = round(x + residual), y = round(v * (1 / sqrt(mean(v^2) + epsilon)) * (weight + offset)), with all between the roundings in f32. The sum of
 // squares runs over the elements of each pack, then over packs of one lane, lane p mod kLanes of pack p, then over the lanes pair by pair. So
 // a row's bits depend on nothing but the row: not on grid, threads, number of rows or platform.
 #pragma once
 
+#include "quantise.h"
 #include "wait.h"
 #include "world.h"
 
@@ -84,11 +86,33 @@ SIGNAL_DEVICE bool scale_of_row(const NormParams& p, const float (&parts)[kParts
 #endif
   if (platform::block_any(failed)) return false;
   const float mean = sum_of<kParts>(parts) * p.inverse_elements;
-  scale = platform::divide(1.0f, platform::square_root(mean + p.epsilon));
+  scale = platform::reciprocal(platform::square_root(mean + p.epsilon));
 #ifndef SIGNAL_MUTANT_NORM_PARTS_OF_TWO_ROWS
   if constexpr (kPartSets == 1) platform::block_sync();  // all have read the parts
 #endif
   return true;
+}
+
+// What the end of a row needs of memory that is constant while kernels run, but for weights: so that it is asked for early (P9).
+struct Given {
+  float tensor_scale = 1.0f;
+  Scale tensor = {};  // of that, for formats that have no other
+
+  SIGNAL_DEVICE explicit Given(const NormParams& p) {
+    if (p.tensor_scale == 0) return;
+    tensor_scale = platform::as_float(platform::load(reinterpret_cast<const uint32_t*>(p.tensor_scale)));
+    if (p.format == kRowsE4m3Tensor) tensor.inverse = platform::reciprocal(tensor_scale);
+  }
+};
+
+// The parts of lanes that have no thread.
+SIGNAL_DEVICE void put_nothing(float (&parts)[kParts]) {
+  const uint32_t thread = platform::thread_id(), threads = platform::block_dim();
+  if constexpr (platform::kSumLanes >= kParts) {
+    if (thread < kParts && thread >= threads / platform::kSumLanes) parts[thread] = 0.0f;
+  } else {
+    for (uint32_t i = threads / platform::kSumLanes + thread; i < kParts; i += threads) parts[i] = 0.0f;
+  }
 }
 
 // The packs of a row that a thread has: pack `k` is its `j`th.
@@ -125,47 +149,17 @@ struct Row {
     return added;
   }
 
-  SIGNAL_DEVICE void finish(uint32_t k, const Pack& pack, Pack weight, float scale) const {
+  // `inverse` is that of the scale of codes.
+  SIGNAL_DEVICE void finish(uint32_t k, const Pack& pack, Pack weight, float scale, float inverse) const {
     // Else it is widened as soon as it is there, which what is asked for after it has to wait for.
     SIGNAL_UNROLL
     for (uint32_t w = 0; w < 4; w++) weight.word[w] = platform::opaque(weight.word[w]);
     const float offset = p.offset;
-    store(p.all_reduce.output, k, rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); }));
-  }
-
-  // All of a row, the block's `turn`th. `sum(k, x)` gives pack k before the residual, false where a wait for it has ended in a fault.
-  template <class Sum>
-  SIGNAL_DEVICE bool norm(uint32_t turn, bool failed, NormShared& shared, Sum sum) const {
-    const uint32_t thread = platform::thread_id(), threads = platform::block_dim();
-    float (&parts)[kParts] = shared.part[turn % kPartSets];
-    Pack first = {};  // of this thread; the others wait in the output
-    for (uint32_t lane = thread; lane < kLanes; lane += threads) {
-      float squares = 0.0f;
-      for (uint32_t k = lane; k < p.row_packs && !failed; k += kLanes) {
-        Pack x;
-        if (!sum(k, x)) {
-          failed = true;
-          break;
-        }
-        x = add(k, x, residual(k));
-        squares += sum_of_squares<T>(x);
-        if (k == thread) {
-          first = x;
-        } else {
-          store(p.all_reduce.output, k, x);
-        }
-      }
-      const float lanes = platform::add_lanes(squares);
-      if (lane % platform::kSumLanes == 0) parts[lane / platform::kSumLanes] = lanes;
-    }
-    float scale;
-    if (!scale_of_row(p, parts, failed, scale)) return false;
-    for (uint32_t lane = thread; lane < kLanes; lane += threads) {
-      for (uint32_t k = lane; k < p.row_packs; k += kLanes) {
-        finish(k, k == thread ? first : load(p.all_reduce.output, k), weight(k), scale);
-      }
-    }
-    return true;
+    const Pack y = rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); });
+    if (p.format == kRowsPlain) return store(p.all_reduce.output, k, y);
+    constexpr uint32_t kCount = Values<T>::kCount;
+    const uint64_t codes = codes_of<T>(kRowsE4m3Tensor, widened<T>(y), inverse);
+    store_codes<T>(p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount, codes, kCount);
   }
 };
 
@@ -201,8 +195,8 @@ struct Soon {
 // All of a row, the block's `turn`th, by threads that have kEach packs of it at most, which stay in registers. `sum(j, k, x)` gives the thread's
 // pack `j`, pack k of the row, before the residual, false where a wait for it has ended in a fault.
 template <uint32_t kEach, class T, class Sum>
-SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool failed, Soon<T, kEach>& soon, NormShared& shared, Sum sum) {
-  const uint32_t thread = platform::thread_id(), threads = platform::block_dim();
+SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool failed, Soon<T, kEach>& soon, const Given& given, NormShared& shared, Sum sum) {
+  const uint32_t thread = platform::thread_id();
   float (&parts)[kParts] = shared.part[turn % kPartSets];
   Pack x[kEach] = {};
   float squares = 0.0f;
@@ -215,59 +209,32 @@ SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool fail
   if (kEach > 1) soon.load_weight(row.p);
   const float lanes = platform::add_lanes(squares);
   if (thread % platform::kSumLanes == 0) parts[thread / platform::kSumLanes] = lanes;
-  if constexpr (platform::kSumLanes >= kParts) {
-    if (thread < kParts && thread >= threads / platform::kSumLanes) parts[thread] = 0.0f;
-  } else {
-    for (uint32_t i = threads / platform::kSumLanes + thread; i < kParts; i += threads) parts[i] = 0.0f;
-  }
+  put_nothing(parts);
   float scale;
   if (!scale_of_row(row.p, parts, failed, scale)) return false;
-  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { row.finish(k, x[j], soon.weight[j], scale); });
+  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { row.finish(k, x[j], soon.weight[j], scale, given.tensor.inverse); });
   return true;
 }
 
-// All packs of all operands are whole and aligned.
-SIGNAL_DEVICE bool has_whole_rows(const NormParams& p) {
-  const AllReduceParams& a = p.all_reduce;
-  return is_aligned(a.input | a.output | p.residual | p.new_residual | p.sum | p.weight | p.row_bytes);
-}
-
-// Each thread has so many packs of a row at most.
-SIGNAL_DEVICE bool has_narrow_rows(const NormParams& p, uint32_t each) {
-  const uint32_t lanes = p.row_packs < kLanes ? p.row_packs : kLanes;
-  return platform::block_dim() >= lanes && p.row_packs <= each * kLanes;
-}
-
-// Rows of this rank alone, of more packs than a block has threads, or with packs that are not whole.
-template <class T>
-SIGNAL_COLD void norm_wide_rows(const NormParams& p, NormShared& shared) {
-  begin_call(p.all_reduce.group);
-  uint32_t turn = 0;
-  for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
-    const Row<T, false> row(p, r);
-    row.norm(turn, false, shared, [&](uint32_t k, Pack& x) SIGNAL_INLINE { return x = row.own(k), true; });
-  }
-}
-
 template <class T, uint32_t kEach>
-SIGNAL_DEVICE void norm_narrow_rows(const NormParams& p, NormShared& shared) {
+SIGNAL_DEVICE void rms_norm_rows(const NormParams& p, NormShared& shared) {
   Soon<T, kEach> soon(p);
+  const Given given(p);
   begin_call(p.all_reduce.group);
   uint32_t turn = 0;
   SIGNAL_NO_UNROLL
   for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
     soon.load(p, r);
-    norm_narrow<kEach>(Row<T, true>(p, r), turn, false, soon, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
+    norm_narrow<kEach>(Row<T, true>(p, r), turn, false, soon, given, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
   }
 }
 
+// Rows of this rank alone, whole, of which each thread has two packs at most: the host has seen to that.
 template <class T>
 SIGNAL_DEVICE void rms_norm(const NormParams& p) {
   SIGNAL_SHARED(NormShared, shared);
-  if (!has_whole_rows(p)) return norm_wide_rows<T>(p, shared);
-  if (has_narrow_rows(p, 1)) return norm_narrow_rows<T, 1>(p, shared);
-  if (has_narrow_rows(p, 2)) return norm_narrow_rows<T, 2>(p, shared);
-  norm_wide_rows<T>(p, shared);
+  if (p.row_packs <= kLanes) return rms_norm_rows<T, 1>(p, shared);
+  rms_norm_rows<T, 2>(p, shared);
 }
 
 }  // namespace signal_comm

@@ -24,6 +24,8 @@ enum Operation : uint32_t {
   kOpAllReduceTwoShot = 16,
   kOpAllToAllCounted = 17,
   kOpAllReduceNorm = 18,
+  kOpReduceScatterNorm = 19,
+  kOpAllGatherNorm = 20,
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
@@ -43,6 +45,16 @@ enum DtypeNumber : uint32_t {
   kDtypeU64 = 9,
   kDtypeE4m3 = 10,
   kDtypeE5m2 = 11,
+};
+
+enum RowFormat : uint32_t {
+  kRowsPlain = 0,
+  kRowsE4m3Tensor = 1,
+  kRowsE4m3Row = 2,
+  kRowsE4m3Group = 3,
+  kRowsI8Row = 4,
+  kRowsMxfp8 = 5,
+  kRowsNvfp4 = 6,
 };
 
 constexpr uint32_t kFlagOrdered = 1;
@@ -148,7 +160,18 @@ struct NormParams {
   float inverse_elements;
   float epsilon;
   float offset;
-  uint32_t reserved;
+  uint32_t elements;
+  uint64_t bias;
+  uint64_t scales;
+  uint64_t tensor_scale;
+  uint64_t kept;
+  uint64_t sums;
+  uint32_t shard_rows;
+  uint32_t window_rows;
+  uint32_t operation;
+  uint32_t format;
+  uint32_t is_layer;
+  uint32_t is_fast;
 };
 
 static_assert(sizeof(GroupParams) == 160, "params");
@@ -161,8 +184,10 @@ static_assert(sizeof(CheckParams) == 296, "params");
 static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
 
-static_assert(sizeof(NormParams) == 344, "params");
+static_assert(sizeof(NormParams) == 408, "params");
 static_assert(offsetof(NormParams, row_bytes) == 312, "params");
+static_assert(offsetof(NormParams, bias) == 344, "params");
+static_assert(offsetof(NormParams, is_fast) == 404, "params");
 
 static_assert(sizeof(ExchangeParams) == 520, "params");
 static_assert(offsetof(ExchangeParams, window_bytes) == 416, "params");

@@ -26,10 +26,10 @@ SIGNAL_DEVICE void with_world(uint32_t world, Act act) {
   }
 }
 
-// The reduction of one pack over all ranks, in rank order. N is the world size, or the most that it can be, or 0 where only `world` tells. `op`
-// matters to types that are not specialised for sums.
+// The reduction of one pack over all ranks, in rank order, before it is rounded. N is the world size, or the most that it can be, or 0 where only
+// `world` tells. `op` matters to types that are not specialised for sums.
 template <class T, uint32_t N, bool kExact = true, class Load>
-SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load load) {
+SIGNAL_DEVICE typename T::Fold fold_ranks(uint32_t op, uint32_t world, uint32_t rank, Load load) {
   typename T::Fold sum(op);
 #ifdef SIGNAL_MUTANT_LOCAL_FIRST_ORDER
   for (uint32_t k = 0; k < world; k++) sum.add(load((rank + k) % world));
@@ -44,7 +44,12 @@ SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load lo
     for (uint32_t r = 0; r < world; r++) sum.add(load(r));
   }
 #endif
-  return sum.finish(world);
+  return sum;
+}
+
+template <class T, uint32_t N, bool kExact = true, class Load>
+SIGNAL_DEVICE Pack sum_ranks(uint32_t op, uint32_t world, uint32_t rank, Load load) {
+  return fold_ranks<T, N, kExact>(op, world, rank, load).finish(world);
 }
 
 }  // namespace signal_comm

@@ -37,6 +37,7 @@ mod pieces;
 mod place;
 mod processes;
 mod rig;
+mod rows;
 mod world;
 
 /// What [`with_dtype!`] names.
@@ -83,7 +84,9 @@ macro_rules! suite {
                 norm:
                     norm_behind_an_all_reduce,
                     norm_around_the_region,
-                    norm_alone,
+                    norm_forms,
+                    norm_windows,
+                    norm_fast_is_close,
                     norm_rows_do_not_know_each_other,
                     norm_in_graphs_and_between_calls,
                     norm_misuse,

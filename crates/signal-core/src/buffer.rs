@@ -212,7 +212,7 @@ impl<'a, B: Backend, T: Pod> Slice<'a, B, T> {
     }
 }
 
-impl<B: Backend, T: Pod> SliceMut<'_, B, T> {
+impl<'a, B: Backend, T: Pod> SliceMut<'a, B, T> {
     /// Elements.
     pub fn len(&self) -> usize {
         self.len
@@ -226,6 +226,11 @@ impl<B: Backend, T: Pod> SliceMut<'_, B, T> {
     /// Address of the first element.
     pub fn address(&self) -> u64 {
         self.as_slice().address()
+    }
+
+    /// The same, for as long as this was borrowed.
+    pub(crate) fn into_slice(self) -> Slice<'a, B, T> {
+        Slice { buffer: self.buffer, start: self.start, len: self.len }
     }
 
     /// The same elements, for reading.

@@ -136,8 +136,34 @@ pub enum ApiMisuse {
         limit: u64,
     },
     /// Rows of f32, f16 and bf16 are normed.
-    #[error("RMSNorm does not take {0}")]
+    #[error("a norm does not take {0}")]
     NormType(Dtype),
+    /// What belongs to the codes of normed rows has another length than they need.
+    #[error("{expected} {what} belong to these rows, not {found}")]
+    Codes {
+        /// What it is.
+        what: &'static str,
+        /// Elements that it has.
+        found: usize,
+        /// Elements that it must have.
+        expected: usize,
+    },
+    /// A format with a scale for each block of elements takes rows of whole blocks.
+    #[error("rows of {elements} elements are not whole blocks of {block}")]
+    Blocks {
+        /// Elements of a row.
+        elements: usize,
+        /// Elements of a block.
+        block: usize,
+    },
+    /// Rows are normed through the scratch, which must hold some ([`Settings::scratch_bytes`](crate::Settings::scratch_bytes)).
+    #[error("the norm of such rows needs {needed} bytes of scratch, of which there are {scratch}")]
+    RowTooLarge {
+        /// Bytes for the smallest number of rows.
+        needed: u64,
+        /// Bytes of this domain's share.
+        scratch: u64,
+    },
     /// The Lamport algorithm adds up f32, f16 and bf16.
     #[error("the lamport algorithm does not take {op} of {dtype}")]
     LamportType {

@@ -38,7 +38,8 @@ pub use self::backend::{Backend, DeviceFamily, DeviceInfo, Launch, Link, MemoryK
 pub use self::buffer::{DeviceBuffer, Slice, SliceMut};
 pub use self::collective::Collective;
 pub use self::comm::{
-    AbortHandle, BarrierProbe, Builder, Call, CallOptions, Communicator, Domain, Registration, RmsNorm, Transfers,
+    AbortHandle, BarrierProbe, Builder, Call, CallOptions, Communicator, Domain, LayerNorm, NormOutput, Registration,
+    RmsNorm, Transfers,
 };
 pub use self::dtype::{Dtype, E4m3, E5m2, Element, Float, ReduceOp};
 pub use self::error::{ApiMisuse, Error, Result, Timeout};

@@ -221,11 +221,17 @@ fn param_bytes(kernel: Kernel) -> usize {
         Kernel::Check => size_of::<CheckParams>(),
         Kernel::MoveCounted => size_of::<CountedParams>(),
         Kernel::RmsNorm(_)
+        | Kernel::NormRows(_)
+        | Kernel::NormNarrowRows(_)
+        | Kernel::AllReduceRmsNorm(_)
+        | Kernel::AllReduceRmsNormSmall(_)
+        | Kernel::AllReduceRmsNormPair(_)
         | Kernel::AllReduceNorm(_)
         | Kernel::AllReduceNormSmall(_)
         | Kernel::AllReduceNormPair(_)
         | Kernel::AllReduceNormWide(_)
-        | Kernel::AllReduceNormWideSmall(_) => size_of::<NormParams>(),
+        | Kernel::AllReduceNormWideSmall(_)
+        | Kernel::NormTwoStage(_) => size_of::<NormParams>(),
         Kernel::ReduceScatter(_)
         | Kernel::ReduceScatterAny
         | Kernel::Move

@@ -3,182 +3,32 @@
 use std::time::Duration;
 
 use half::{bf16, f16};
-use signal_core::reference::{self, Rng};
+use signal_core::reference::{Rng, random_inputs};
 use signal_core::{
-    Algorithm, ApiMisuse, Backend, CallOptions, DeviceBuffer, Dtype, E4m3, Element, Error, Float, Phase, ReduceOp,
-    RmsNorm,
+    Algorithm, ApiMisuse, Backend, CallOptions, Collective, DeviceBuffer, Dtype, E4m3, Error, Float, LayerNorm,
+    NormOutput, Phase, ReduceOp, RmsNorm,
 };
 
 use crate::compare;
-use crate::exchange::{random_inputs, works};
+use crate::exchange::works;
 use crate::place::{below, pick};
 use crate::rig::{Rig, is_scaled_down, scaled};
+use crate::rows::{Buffers, Job, Where};
 use crate::world::{World, options};
-
-/// What one call does.
-#[derive(Clone, Copy, Debug)]
-struct Job {
-    rows: usize,
-    elements: usize,
-    residual: Where,
-    sum: bool,
-    offset: f32,
-    epsilon: f32,
-    seed: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Where {
-    Nowhere,
-    InPlace,
-    Apart,
-}
-
-/// What each rank has, and what it must get.
-struct Data<T> {
-    inputs: Vec<Vec<T>>,
-    residuals: Vec<Vec<T>>,
-    weights: Vec<Vec<T>>,
-    sums: Vec<T>,
-    normed: Vec<Vec<T>>,
-    new_residuals: Vec<Vec<T>>,
-}
-
-impl Job {
-    fn draw(rng: &mut Rng, rows: usize, elements: usize) -> Job {
-        Job {
-            rows,
-            elements,
-            residual: pick(rng, &[Where::Nowhere, Where::InPlace, Where::Apart]),
-            sum: below(rng, 2) == 0,
-            offset: pick(rng, &[0.0, 1.0]),
-            epsilon: pick(rng, &[1e-6, 1e-5]),
-            seed: rng.next_u64(),
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.rows * self.elements
-    }
-
-    /// `summed`: the rows are the sums of all ranks' inputs, else each rank's own.
-    fn data<T: Float>(&self, ranks: usize, summed: bool) -> Data<T> {
-        let inputs = random_inputs::<T>(ranks, self.seed, self.count());
-        let residuals = random_inputs::<T>(ranks, self.seed + 1, self.count());
-        let weights = random_inputs::<T>(ranks, self.seed + 2, self.elements);
-        let all: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
-        let sums = reference::all_reduce(&all, ReduceOp::Sum);
-        let (mut normed, mut new_residuals) = (Vec::new(), Vec::new());
-        for rank in 0..ranks {
-            let source = if summed { &sums } else { &inputs[rank] };
-            let (mut all_normed, mut all_new) = (Vec::new(), Vec::new());
-            for row in 0..self.rows {
-                let range = row * self.elements..(row + 1) * self.elements;
-                let residual = (self.residual != Where::Nowhere).then(|| &residuals[rank][range.clone()]);
-                let (row, new) =
-                    reference::rms_norm(&source[range], residual, &weights[rank], self.epsilon, self.offset);
-                all_normed.extend(row);
-                all_new.extend(new);
-            }
-            normed.push(all_normed);
-            new_residuals.push(all_new);
-        }
-        Data { inputs, residuals, weights, sums, normed, new_residuals }
-    }
-}
-
-/// One rank's buffers.
-struct Buffers<B: Backend, T: Element> {
-    input: DeviceBuffer<B, T>,
-    output: DeviceBuffer<B, T>,
-    weight: DeviceBuffer<B, T>,
-    residual: DeviceBuffer<B, T>,
-    new: DeviceBuffer<B, T>,
-    sum: DeviceBuffer<B, T>,
-}
-
-impl<B: Backend, T: Float> Buffers<B, T> {
-    /// Operands begin `start` elements behind an aligned address.
-    fn new(device: &B::Device, stream: &B::Stream, job: &Job, data: &Data<T>, rank: usize, start: usize) -> Self {
-        let buffer = |content: &[T]| {
-            let mut buffer = DeviceBuffer::<B, T>::new(device, start + content.len()).unwrap();
-            let shifted: Vec<T> = std::iter::repeat_n(T::from_f32(7.0), start).chain(content.iter().copied()).collect();
-            buffer.write(stream, &shifted).unwrap();
-            buffer
-        };
-        let garbage = vec![T::from_f32(-3.0); job.count()];
-        Buffers {
-            input: buffer(&data.inputs[rank]),
-            output: buffer(&garbage),
-            weight: buffer(&data.weights[rank]),
-            residual: buffer(&data.residuals[rank]),
-            new: buffer(&garbage),
-            sum: buffer(&garbage),
-        }
-    }
-
-    /// Slices of all operands, as a call takes them.
-    fn norm(&mut self, job: &Job, start: usize) -> [Operand<'_, B, T>; 1] {
-        let Buffers { input, output, weight, residual, new, sum } = self;
-        let mut norm = RmsNorm::new(weight.slice(start..).unwrap(), job.epsilon).weight_offset(job.offset);
-        norm = match job.residual {
-            Where::Nowhere => norm,
-            Where::InPlace => norm.residual_in_place(residual.slice_mut(start..).unwrap()),
-            Where::Apart => norm.residual(residual.slice(start..).unwrap(), new.slice_mut(start..).unwrap()),
-        };
-        if job.sum {
-            norm = norm.sum(sum.slice_mut(start..).unwrap());
-        }
-        [(input.slice(start..).unwrap(), output.slice_mut(start..).unwrap(), norm)]
-    }
-
-    fn check(
-        &self,
-        what: &str,
-        stream: &B::Stream,
-        job: &Job,
-        data: &Data<T>,
-        (rank, start): (usize, usize),
-        sums: &[T],
-    ) {
-        let read = |buffer: &DeviceBuffer<B, T>| buffer.read(stream).unwrap().split_off(start);
-        compare::assert_bits(&format!("{what}: normed"), &read(&self.output), &data.normed[rank]);
-        compare::assert_bits(&format!("{what}: input"), &read(&self.input), &data.inputs[rank]);
-        let (old, new) = match job.residual {
-            Where::Nowhere => (&data.residuals[rank], None),
-            Where::InPlace => (&data.new_residuals[rank], None),
-            Where::Apart => (&data.residuals[rank], Some(&data.new_residuals[rank])),
-        };
-        compare::assert_bits(&format!("{what}: residual"), &read(&self.residual), old);
-        if let Some(new) = new {
-            compare::assert_bits(&format!("{what}: new residual"), &read(&self.new), new);
-        }
-        if job.sum {
-            compare::assert_bits(&format!("{what}: sum"), &read(&self.sum), sums);
-        }
-    }
-}
-
-type Operand<'a, B, T> = (signal_core::Slice<'a, B, T>, signal_core::SliceMut<'a, B, T>, RmsNorm<'a, B, T>);
 
 /// Runs a call on all ranks and compares all that it must and must not touch.
 fn run<B: Backend, T: Float>(world: &mut World<B>, rng: &mut Rng, job: &Job, call: CallOptions) {
-    let data = job.data::<T>(world.ranks(), true);
+    let data = job.data::<T>(world.ranks());
     let mut buffers = Vec::new();
     world.each(|rank, comm, stream| {
-        let start = pick(rng, &[0, 0, 1, 3]);
-        buffers.push((Buffers::<B, T>::new(comm.device(), stream, job, &data, rank, start), start));
+        buffers.push(Buffers::<B, T>::new(comm.device(), stream, job, &data, rank, pick(rng, &[0, 0, 1, 3])));
         Ok(())
     });
-    world.each(|rank, comm, stream| {
-        let (buffers, start) = &mut buffers[rank];
-        let [(input, output, norm)] = buffers.norm(job, *start);
-        comm.with(call).all_reduce_rms_norm(stream, input, output, norm)
-    });
+    world.each(|rank, comm, stream| buffers[rank].launch(comm.with(call), stream, job));
     world.wait();
-    for (rank, (buffers, start)) in buffers.iter().enumerate() {
+    for (rank, buffers) in buffers.iter().enumerate() {
         let what = format!("rank {rank} of {}, {job:?}, {}, {call:?}", world.ranks(), T::DTYPE);
-        buffers.check(&what, &world.streams[rank], job, &data, (rank, *start), &data.sums);
+        buffers.check(&what, &world.streams[rank], job, &data, rank);
     }
 }
 
@@ -221,8 +71,7 @@ pub fn norm_around_the_region<B: Backend>(rig: &Rig<B>) {
         let job = Job::draw(&mut rng, rows, 1024);
         run::<B, f32>(&mut world, &mut rng, &job, CallOptions::default());
     }
-    let job = Job::draw(&mut rng, 1025, 1024);
-    let (input, mut output) = (world.local::<f32>(job.count()), world.local::<f32>(job.count()));
+    let (input, mut output) = (world.local::<f32>(1025 * 1024), world.local::<f32>(1025 * 1024));
     let weight = world.local::<f32>(1024);
     let call = options(|o| o.algorithm = Some(Algorithm::Lamport));
     let norm = RmsNorm::new(&weight[0], 1e-5);
@@ -231,25 +80,94 @@ pub fn norm_around_the_region<B: Backend>(rig: &Rig<B>) {
     works(&mut world);
 }
 
-/// Alone, and in place.
-pub fn norm_alone<B: Backend>(rig: &Rig<B>) {
-    let mut world = rig.world(1);
-    let mut rng = Rng::new(6);
-    for elements in ELEMENTS {
-        for_dtypes!(T => {
-            let rows = 1 + below(&mut rng, 4);
-            let job = Job::draw(&mut rng, rows, elements);
-            let data = job.data::<T>(1, false);
-            let call = grid(&mut rng, None);
+/// Every norm, of every collective and alone, exact and fast, to every output.
+pub fn norm_forms<B: Backend>(rig: &Rig<B>) {
+    for ranks in if is_scaled_down() { vec![2, 3] } else { vec![1, 2, 3, 4, 8] } {
+        let mut world = rig.world(ranks);
+        let mut rng = Rng::new(100 + ranks as u64);
+        for elements in [1, 3, 16, 96, 333, 1032, 2880, 4096, 5128] {
+            for _ in 0..scaled(6) {
+                for_dtypes!(T => {
+                    let rows = 1 + below(&mut rng, if elements > 1000 { 3 } else { 9 });
+                    let job = Job::draw_any(&mut rng, rows, elements);
+                    let algorithm = match job.collective {
+                        Some(Collective::AllReduce) => pick(
+                            &mut rng,
+                            &[None, Some(Algorithm::Lamport), Some(Algorithm::TwoStagePush), Some(Algorithm::OneStage)],
+                        ),
+                        _ => pick(&mut rng, &[None, Some(Algorithm::TwoStagePush)]),
+                    };
+                    let call = grid(&mut rng, algorithm.filter(|_| job.collective.is_some()));
+                    run::<B, T>(&mut world, &mut rng, &job, call);
+                });
+            }
+        }
+        works(&mut world);
+    }
+}
+
+/// Through a scratch that holds a few rows at a time, so that the two-stage form takes windows.
+pub fn norm_windows<B: Backend>(rig: &Rig<B>) {
+    for ranks in [2, 3] {
+        let mut world = rig.world_with(ranks, |s| s.scratch_bytes = 256 << 10);
+        let mut rng = Rng::new(200 + ranks as u64);
+        for _ in 0..scaled(20) {
+            let elements = pick(&mut rng, &[64, 1000, 1024]);
+            let rows = 1 + below(&mut rng, 60);
+            let job = Job::draw_any(&mut rng, rows, elements);
+            let job = Job { collective: job.collective.or(Some(Collective::AllReduce)), ..job };
+            let call = grid(&mut rng, Some(Algorithm::TwoStagePush));
+            run::<B, bf16>(&mut world, &mut rng, &job, call);
+            run::<B, f32>(&mut world, &mut rng, &job, CallOptions::default());
+        }
+        // No block's row has a place.
+        let count = 100_000;
+        let (input, mut output) = (world.local::<f32>(count), world.local::<f32>(count));
+        let weight = world.local::<f32>(count);
+        let norm = LayerNorm::without_bias(&weight[0], 1e-5);
+        let found = world.comms[0].layer_norm(&world.streams[0], &input[0], &mut output[0], norm);
+        assert!(matches!(found, Err(Error::ApiMisuse(ApiMisuse::RowTooLarge { .. }))), "{found:?}");
+        works(&mut world);
+    }
+}
+
+/// Fast, how far it may be from the real numbers: half a unit of the type's last place, and of f32 what some hundred additions lose, relative to the
+/// magnitudes that were added.
+pub fn norm_fast_is_close<B: Backend>(rig: &Rig<B>) {
+    const ELEMENTS: usize = 520;
+    let mut world = rig.world(3);
+    let mut rng = Rng::new(7);
+    for_dtypes!(T => {
+        for is_layer in [false, true] {
+            let job = Job { is_layer, has_bias: is_layer, is_fast: true, residual: Where::Apart, ..Job::draw(&mut rng, 4, ELEMENTS) };
+            let data = job.data::<T>(3);
+            let mut buffers = Vec::new();
             world.each(|rank, comm, stream| {
-                let mut buffers = Buffers::<B, T>::new(comm.device(), stream, &job, &data, rank, 0);
-                let [(input, output, norm)] = buffers.norm(&job, 0);
-                comm.with(call).rms_norm(stream, input, output, norm)?;
-                comm.wait(stream)?;
-                buffers.check(&format!("{job:?}"), stream, &job, &data, (rank, 0), &data.inputs[0]);
-                Ok(())
+                buffers.push(Buffers::<B, T>::new(comm.device(), stream, &job, &data, rank, 0));
+                buffers[rank].launch(comm.with(CallOptions::default()), stream, &job)
             });
-        });
+            world.wait();
+            for (rank, buffers) in buffers.iter().enumerate() {
+                let found = buffers.output.read(&world.streams[rank]).unwrap();
+                for row in 0..job.rows {
+                    check_closeness(&job, &data.real_row(&job, rank, row), &found[row * ELEMENTS..][..ELEMENTS]);
+                }
+            }
+        }
+    });
+}
+
+/// Of a row in f64: the normed elements, and what magnitudes stand behind each.
+fn check_closeness<T: Float>(job: &Job, row: &[(f64, f64)], found: &[T]) {
+    let half_unit = match T::DTYPE {
+        Dtype::Bf16 => 2f64.powi(-8),
+        Dtype::F16 => 2f64.powi(-11),
+        _ => 2f64.powi(-24),
+    };
+    for (i, ((real, magnitude), found)) in row.iter().zip(found).enumerate() {
+        let bound = real.abs() * half_unit + magnitude * 2f64.powi(-20) + 2f64.powi(-24);
+        let error = (found.to_f64() - real).abs();
+        assert!(error <= bound, "{job:?}, {}: element {i} is {found:?} and not {real}: {error} > {bound}", T::DTYPE);
     }
 }
 
@@ -289,7 +207,7 @@ pub fn norm_in_graphs_and_between_calls<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(ranks as u64);
         let job = Job { residual: Where::InPlace, ..Job::draw(&mut rng, 3, ELEMENTS) };
-        let data = job.data::<f16>(ranks, true);
+        let data = job.data::<f16>(ranks);
         let mut buffers: Vec<Buffers<B, f16>> = Vec::new();
         let mut plain = world.local::<f32>(20_000);
         world.each(|rank, comm, stream| {
@@ -300,9 +218,8 @@ pub fn norm_in_graphs_and_between_calls<B: Backend>(rig: &Rig<B>) {
         let graphs: Vec<_> = (0..ranks)
             .map(|rank| {
                 world.capture(rank, |comm, stream| {
-                    let [(input, output, norm)] = buffers[rank].norm(&job, 0);
                     let delay = (rank == late).then_some((Phase::Exchange, Duration::from_millis(2)));
-                    comm.with(options(|o| o.delay = delay)).all_reduce_rms_norm(stream, input, output, norm)
+                    buffers[rank].launch(comm.with(options(|o| o.delay = delay)), stream, &job)
                 })
             })
             .collect();
@@ -334,8 +251,10 @@ pub fn norm_in_graphs_and_between_calls<B: Backend>(rig: &Rig<B>) {
 pub fn norm_misuse<B: Backend>(rig: &Rig<B>) {
     let mut world = rig.world(2);
     let (comm, stream) = (&mut world.comms[0], &world.streams[0]);
-    let buffer = |len| DeviceBuffer::<B, f32>::new(comm.device(), len).unwrap();
+    let comm_device = &comm.device().clone();
+    let buffer = |len| DeviceBuffer::<B, f32>::new(comm_device, len).unwrap();
     let (input, mut output, mut other) = (buffer(100), buffer(100), buffer(99));
+    let odd_input = buffer(110);
     let [weight, odd, none] = [10, 7, 0].map(buffer);
     let fp8 = DeviceBuffer::<B, E4m3>::new(comm.device(), 10).unwrap();
     let mut fp8_output = DeviceBuffer::<B, E4m3>::new(comm.device(), 10).unwrap();
@@ -353,6 +272,24 @@ pub fn norm_misuse<B: Backend>(rig: &Rig<B>) {
     assert_eq!(found, Err(lengths.into()));
     let found = comm.all_reduce_rms_norm(stream, &fp8, &mut fp8_output, RmsNorm::new(&fp8, 1e-5));
     assert_eq!(found, Err(ApiMisuse::NormType(Dtype::E4m3).into()));
+    let [short, one] = [7, 1].map(buffer);
+    let norm = LayerNorm::new(&weight, &short, 1e-5);
+    let found = comm.all_reduce_layer_norm(stream, &input, &mut output, norm);
+    assert_eq!(found, Err(ApiMisuse::Codes { what: "elements of bias", found: 7, expected: 10 }.into()));
+    let found = comm.reduce_scatter_rms_norm(stream, &odd_input, &mut output, RmsNorm::new(&weight, 1e-5));
+    parts(found.unwrap_err(), "input");
+    let codes = |len| DeviceBuffer::<B, E4m3>::new(comm_device, len).unwrap();
+    let (mut few, mut all, mut scales) = (codes(99), codes(100), buffer(9));
+    let rms = || RmsNorm::new(&weight, 1e-5);
+    let found = comm.all_reduce_rms_norm(stream, &input, NormOutput::e4m3(&mut few, &one), rms());
+    assert_eq!(found, Err(ApiMisuse::Codes { what: "codes", found: 99, expected: 100 }.into()));
+    let found = comm.all_reduce_rms_norm(stream, &input, NormOutput::e4m3(&mut all, &weight), rms());
+    assert_eq!(found, Err(ApiMisuse::Codes { what: "scale of all", found: 10, expected: 1 }.into()));
+    let found = comm.all_reduce_rms_norm(stream, &input, NormOutput::e4m3_per_row(&mut all, &mut scales), rms());
+    assert_eq!(found, Err(ApiMisuse::Codes { what: "scales", found: 9, expected: 10 }.into()));
+    let mut bytes = DeviceBuffer::<B, u8>::new(comm_device, 10).unwrap();
+    let found = comm.all_reduce_rms_norm(stream, &input, NormOutput::mxfp8(&mut all, &mut bytes), rms());
+    assert_eq!(found, Err(ApiMisuse::Blocks { elements: 10, block: 32 }.into()));
     // No rows are no call.
     let (nothing, mut to) =
         (DeviceBuffer::new(comm.device(), 0).unwrap(), DeviceBuffer::new(comm.device(), 0).unwrap());
@@ -375,10 +312,7 @@ pub fn norm_names_the_missing_rank<B: Backend>(rig: &Rig<B>) {
         for rank in 1..ranks {
             match world.comms[rank].wait(&world.streams[rank]) {
                 Err(Error::Timeout(found)) => {
-                    assert_eq!(
-                        (found.missing.as_slice(), found.operation),
-                        ([0].as_slice(), "all-reduce with RMSNorm")
-                    );
+                    assert_eq!((found.missing.as_slice(), found.operation), ([0].as_slice(), "all-reduce with a norm"));
                 }
                 other => panic!("{other:?}"),
             }

@@ -116,6 +116,22 @@ impl<B: Backend> Call<'_, B> {
     }
 
     /// # Safety
+    /// As [`all_reduce_raw`](Self::all_reduce_raw), for spans of `count` elements, but for the memory that they name.
+    pub(super) unsafe fn all_reduce_spans(
+        self,
+        stream: &B::Stream,
+        [input, output]: &[Span<B>; 2],
+        (count, dtype): (usize, Dtype),
+        op: ReduceOp,
+    ) -> Result<()> {
+        let operands = Operands { input: input.address, output: output.address, count, dtype };
+        let symmetric = [input.symmetric.as_ref(), output.symmetric.as_ref()];
+        let uses: Vec<&B::Buffer> = input.memory.iter().chain(&output.memory).collect();
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch_all_reduce(stream, operands, symmetric, &uses, op) }
+    }
+
+    /// # Safety
     /// As [`all_reduce_raw`](Self::all_reduce_raw), but for memory named in `uses`; symmetric buffers, where given, are of this
     /// group and their parts of this rank hold the input and the output.
     unsafe fn launch_all_reduce(

@@ -55,6 +55,8 @@ pub struct Call<'c, B: Backend> {
     pub(super) options: CallOptions,
     /// Whether the handle of its domain makes it.
     by_handle: bool,
+    /// Bytes at the end of the scratch that it does without.
+    withheld: u64,
 }
 
 /// One launch of a kernel, but for the memory that it uses.
@@ -80,12 +82,12 @@ pub(super) const ALL_RANKS: u32 = (1 << MAX_GPUS) - 1;
 impl<'c, B: Backend> Call<'c, B> {
     /// A call of whatever is borrowed exclusively for as long.
     pub(super) fn new(comm: &'c Member<B>, options: CallOptions, by_handle: bool) -> Self {
-        Call { comm, options, by_handle }
+        Call { comm, options, by_handle, withheld: 0 }
     }
 
-    /// Another call with the same options, for what takes two.
-    pub(super) fn again(&self) -> Self {
-        Call { comm: self.comm, options: self.options, by_handle: self.by_handle }
+    /// Another call with the same options, for what takes two, which does without so many bytes at the end of the scratch.
+    pub(super) fn again(&self, withheld: u64) -> Self {
+        Call { comm: self.comm, options: self.options, by_handle: self.by_handle, withheld }
     }
 
     /// Enqueues a barrier; see [`Communicator::barrier`].
@@ -172,6 +174,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let CallOptions { domain, delay, .. } = self.options;
         self.comm.check_lane(domain, self.by_handle)?;
         let mut group = self.comm.group_params(domain);
+        group.scratch_bytes -= self.withheld;
         if let Some((phase, time)) = delay {
             group.delay_phase = phase as u32;
             group.delay_ticks = time.as_nanos() as u64;

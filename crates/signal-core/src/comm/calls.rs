@@ -5,11 +5,11 @@ use bytemuck::Pod;
 
 use crate::backend::Backend;
 use crate::buffer::{Slice, SliceMut};
-use crate::dtype::{Element, Float, ReduceOp};
+use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 
 use super::domain::callers;
-use super::{CallOptions, RmsNorm, Transfers};
+use super::{CallOptions, Transfers};
 
 callers! {
 /// Data moves bit by bit, whatever its type. Reductions have the same bits wherever they are computed: those of an all-reduce.
@@ -43,38 +43,6 @@ impl<B: Backend> Communicator<B> {
         op: ReduceOp,
     ) -> Result<()> {
         self.with(CallOptions::default()).all_reduce_in_place(stream, buffer, op)
-    }
-
-    /// Enqueues an all-reduce by sum of rows, and RMSNorm of each sum: `output` becomes the normed rows. How many elements a row has, the norm's weights say.
-    ///
-    /// One kernel by Lamport's algorithm where it takes the rows and that is faster, else two kernels; the bits are those of [`all_reduce`](Self::all_reduce) and
-    /// [`rms_norm`](Self::rms_norm) one after the other in both cases. `norm` is this rank's own: ranks that give
-    /// equal ones get equal bits.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`ApiMisuse::NormType`](crate::ApiMisuse::NormType) for other types than f32, f16 and bf16.
-    pub fn all_reduce_rms_norm<'a, T: Float>(
-        &mut self,
-        stream: &B::Stream,
-        input: impl Into<Slice<'a, B, T>>,
-        output: impl Into<SliceMut<'a, B, T>>,
-        norm: RmsNorm<'a, B, T>,
-    ) -> Result<()> {
-        self.with(CallOptions::default()).all_reduce_rms_norm(stream, input, output, norm)
-    }
-
-    /// Enqueues RMSNorm of rows of this rank, which meets no other for it.
-    ///
-    /// # Errors
-    /// As [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
-    pub fn rms_norm<'a, T: Float>(
-        &mut self,
-        stream: &B::Stream,
-        input: impl Into<Slice<'a, B, T>>,
-        output: impl Into<SliceMut<'a, B, T>>,
-        norm: RmsNorm<'a, B, T>,
-    ) -> Result<()> {
-        self.with(CallOptions::default()).rms_norm(stream, input, output, norm)
     }
 
     /// Enqueues a barrier: work behind it on any rank's stream starts after the work before it on every rank's.

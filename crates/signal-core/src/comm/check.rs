@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::collective::Collective;
 use crate::dtype::{Dtype, ReduceOp};
-use crate::kernel::Algorithm;
+use crate::kernel::{Algorithm, RowFormat};
 use crate::layout::MAX_GPUS;
 use crate::plan::Plan;
 
@@ -16,6 +16,7 @@ use crate::plan::Plan;
 /// word 1: bits 0..61 elements of a reduction, else bytes; of a ragged call a hash of all ranks' counts; with counts on the device the
 ///         room in elements << 16, and the bytes of one; of normed rows their number << 32, and the elements of one
 /// ```
+/// Of normed rows the operator is the format, and the root 1 for LayerNorm, and 2 more for a fast one.
 /// Of sends and receives: the bytes from the lower to the higher rank in word 0 from bit 4 on, those of the other way in word 1.
 /// Bits 61 to 63 of both stay clear, as the kernel asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +43,18 @@ pub(crate) enum Amount {
     Bytes(u64),
     /// A hash of the bytes for each rank.
     Ragged(u64),
-    /// Rows of so many elements of a type, summed and normed.
-    Rows(u32, u32, Dtype),
+    /// So many rows of so many elements of a type, and what becomes of them.
+    Rows(u32, u32, Dtype, Normed),
     /// Room for so many elements of so many bytes for each rank, of which the device tells how many there are.
     Counted(u64, u64),
+}
+
+/// What becomes of rows, as far as ranks must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Normed {
+    pub(crate) format: RowFormat,
+    pub(crate) is_layer: bool,
+    pub(crate) is_fast: bool,
 }
 
 impl Description {
@@ -61,8 +70,10 @@ impl Description {
             Amount::Bytes(bytes) => (COLLECTIVE, bytes),
             Amount::Ragged(hash) => (RAGGED, hash),
             Amount::Rows(0, ..) => return Description([NOTHING | (collective as u64) << 52, 0]),
-            Amount::Rows(rows, elements, dtype) => {
-                (ROWS | (dtype as u64) << 4, u64::from(rows) << 32 | u64::from(elements))
+            Amount::Rows(rows, elements, dtype, normed) => {
+                let how = u64::from(normed.is_layer) | u64::from(normed.is_fast) << 1;
+                let kind = ROWS | (dtype as u64) << 4 | (normed.format as u64) << 8 | how << 48;
+                (kind, u64::from(rows) << 32 | u64::from(elements))
             }
             Amount::Counted(room, bytes) => (COUNTED, room << 16 | bytes & 0xffff),
         };
@@ -116,7 +127,10 @@ impl fmt::Display for Description {
                 } else if kind == ROWS {
                     let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
                     let (rows, elements) = (self.0[1] >> 32, self.0[1] & 0xffff_ffff);
-                    write!(f, "{rows} rows of {elements} {dtype} with RMSNorm ({algorithm})")?;
+                    let norm = if self.bits(48, 1) == 1 { "LayerNorm" } else { "RMSNorm" };
+                    let fast = if self.bits(49, 1) == 1 { "fast " } else { "" };
+                    let format = name(RowFormat::ALL.get(self.bits(8, 4) as usize).map(|format| format.name()));
+                    write!(f, "{rows} rows of {elements} {dtype} with {fast}{norm} to {format} ({algorithm})")?;
                 } else if found.is_some_and(Collective::reduces) {
                     let dtype = name(Dtype::ALL.get(self.bits(4, 4) as usize).map(|dtype| dtype.name()));
                     let op = name(ReduceOp::ALL.get(self.bits(8, 4) as usize).map(|op| op.name()));
@@ -165,8 +179,14 @@ mod tests {
         assert_eq!(found, "an all-gather of ragged pieces (pull, sizes abc) on 1024 x 512 threads");
         let found = described(Collective::AllToAll, Algorithm::Pull, 0, Amount::Counted(77, 12));
         assert_eq!(found, "an all-to-all of up to 77 elements of 12 bytes (pull) on 1024 x 512 threads");
-        let found = described(Collective::AllReduce, Algorithm::Lamport, 0, Amount::Rows(7, 4096, Dtype::Bf16));
-        assert_eq!(found, "an all-reduce of 7 rows of 4096 bf16 with RMSNorm (lamport) on 1024 x 512 threads");
+        let rows =
+            |normed| described(Collective::AllReduce, Algorithm::Lamport, 0, Amount::Rows(7, 99, Dtype::Bf16, normed));
+        let found = rows(Normed { format: RowFormat::Plain, is_layer: false, is_fast: false });
+        assert_eq!(found, "an all-reduce of 7 rows of 99 bf16 with RMSNorm to plain (lamport) on 1024 x 512 threads");
+        let found = rows(Normed { format: RowFormat::Nvfp4, is_layer: true, is_fast: true });
+        let expected =
+            "an all-reduce of 7 rows of 99 bf16 with fast LayerNorm to nvfp4 (lamport) on 1024 x 512 threads";
+        assert_eq!(found, expected);
         assert_eq!(described(Collective::AllReduce, Algorithm::Lamport, 0, sum(0)), "an all-reduce of nothing");
         assert_eq!(Description::barrier(2, 32).to_string(), "a barrier on 2 x 32 threads");
         let both = Description::send_recv(123, 45).to_string();

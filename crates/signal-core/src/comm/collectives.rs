@@ -430,7 +430,7 @@ impl<B: Backend> Call<'_, B> {
 
     /// # Safety
     /// As [`launch_exchange`](Self::launch_exchange), for an input with a part for each rank, and an output of this rank's part.
-    unsafe fn launch_reduce_scatter(
+    pub(super) unsafe fn launch_reduce_scatter(
         self,
         stream: &B::Stream,
         spans: [Span<B>; 2],
@@ -495,7 +495,7 @@ impl<B: Backend> Call<'_, B> {
 
     /// # Safety
     /// As [`launch_exchange`](Self::launch_exchange), for an input of this rank's part and an output with all.
-    unsafe fn launch_all_gather(self, stream: &B::Stream, spans: [Span<B>; 2], parts: &Parts) -> Result<()> {
+    pub(super) unsafe fn launch_all_gather(self, stream: &B::Stream, spans: [Span<B>; 2], parts: &Parts) -> Result<()> {
         let rank = self.comm.rank;
         let [input, output] = &spans;
         input.check_apart(output, |input, output| input == output + parts.start(rank))?;

@@ -34,7 +34,7 @@ pub use self::domain::Domain;
 pub use self::fault::AbortHandle;
 use self::group::Group;
 use self::member::{Member, Own};
-pub use self::norm::RmsNorm;
+pub use self::norm::{LayerNorm, NormOutput, RmsNorm};
 pub use self::register::Registration;
 pub(crate) use self::symmetric::Symmetric;
 pub use self::transfers::Transfers;

@@ -137,10 +137,21 @@ pub enum Kernel {
     LinesReduce(FastSum),
     /// The same for any type and any operator ([`ExchangeParams`]).
     LinesReduceAny,
-    /// RMSNorm of a rank's own rows ([`NormParams`]).
+    /// RMSNorm of a rank's own rows, exact and in their own type or as e4m3 with one scale for all; of as many packs as two for each thread at most, with all packs of all
+    /// operands whole and aligned ([`NormParams`]).
     RmsNorm(FastSum),
-    /// A Lamport all-reduce of rows and RMSNorm of its sums, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]). All packs of all
-    /// operands are whole and aligned, and a row has no more of them than a block has threads.
+    /// Any norm of any rows of a rank's own, with any output ([`NormParams`]).
+    NormRows(FastSum),
+    /// The same of rows as [`RmsNorm`](Self::RmsNorm) takes ([`NormParams`]).
+    NormNarrowRows(FastSum),
+    /// A Lamport all-reduce of rows and RMSNorm of its sums, exact and in their own type or as e4m3 with one scale for all, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks
+    /// ([`NormParams`]). All packs of all operands are whole and aligned, and a row has no more of them than a block has threads.
+    AllReduceRmsNorm(FastSum),
+    /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
+    AllReduceRmsNormSmall(FastSum),
+    /// The same of two ranks ([`NormParams`]).
+    AllReduceRmsNormPair(FastSum),
+    /// The same with any norm and any output, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]).
     AllReduceNorm(FastSum),
     /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
     AllReduceNormSmall(FastSum),
@@ -150,6 +161,8 @@ pub enum Kernel {
     AllReduceNormWide(FastSum),
     /// The same of any rows, of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]).
     AllReduceNormWideSmall(FastSum),
+    /// An all-reduce, a reduce-scatter or an all-gather of any number of rows, by pushing, with any norm and any output ([`NormParams`]).
+    NormTwoStage(FastSum),
 }
 
 /// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
@@ -189,7 +202,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 56] = [
+const NAMES: [&str; 74] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -231,6 +244,12 @@ const NAMES: [&str; 56] = [
     "signal_rms_norm_f32",
     "signal_rms_norm_f16",
     "signal_rms_norm_bf16",
+    "signal_norm_rows_f32",
+    "signal_norm_rows_f16",
+    "signal_norm_rows_bf16",
+    "signal_norm_narrow_rows_f32",
+    "signal_norm_narrow_rows_f16",
+    "signal_norm_narrow_rows_bf16",
     "signal_all_reduce_rms_norm_f32",
     "signal_all_reduce_rms_norm_f16",
     "signal_all_reduce_rms_norm_bf16",
@@ -240,12 +259,24 @@ const NAMES: [&str; 56] = [
     "signal_all_reduce_rms_norm_pair_f32",
     "signal_all_reduce_rms_norm_pair_f16",
     "signal_all_reduce_rms_norm_pair_bf16",
-    "signal_all_reduce_rms_norm_wide_f32",
-    "signal_all_reduce_rms_norm_wide_f16",
-    "signal_all_reduce_rms_norm_wide_bf16",
-    "signal_all_reduce_rms_norm_wide_small_f32",
-    "signal_all_reduce_rms_norm_wide_small_f16",
-    "signal_all_reduce_rms_norm_wide_small_bf16",
+    "signal_all_reduce_norm_f32",
+    "signal_all_reduce_norm_f16",
+    "signal_all_reduce_norm_bf16",
+    "signal_all_reduce_norm_small_f32",
+    "signal_all_reduce_norm_small_f16",
+    "signal_all_reduce_norm_small_bf16",
+    "signal_all_reduce_norm_pair_f32",
+    "signal_all_reduce_norm_pair_f16",
+    "signal_all_reduce_norm_pair_bf16",
+    "signal_all_reduce_norm_wide_f32",
+    "signal_all_reduce_norm_wide_f16",
+    "signal_all_reduce_norm_wide_bf16",
+    "signal_all_reduce_norm_wide_small_f32",
+    "signal_all_reduce_norm_wide_small_f16",
+    "signal_all_reduce_norm_wide_small_bf16",
+    "signal_norm_two_stage_f32",
+    "signal_norm_two_stage_f16",
+    "signal_norm_two_stage_bf16",
 ];
 
 impl Kernel {
@@ -278,11 +309,17 @@ impl Kernel {
             Kernel::LinesReduce(sum) => 34 + sum as usize,
             Kernel::LinesReduceAny => 37,
             Kernel::RmsNorm(sum) => 38 + sum as usize,
-            Kernel::AllReduceNorm(sum) => 41 + sum as usize,
-            Kernel::AllReduceNormSmall(sum) => 44 + sum as usize,
-            Kernel::AllReduceNormPair(sum) => 47 + sum as usize,
-            Kernel::AllReduceNormWide(sum) => 50 + sum as usize,
-            Kernel::AllReduceNormWideSmall(sum) => 53 + sum as usize,
+            Kernel::NormRows(sum) => 41 + sum as usize,
+            Kernel::NormNarrowRows(sum) => 44 + sum as usize,
+            Kernel::AllReduceRmsNorm(sum) => 47 + sum as usize,
+            Kernel::AllReduceRmsNormSmall(sum) => 50 + sum as usize,
+            Kernel::AllReduceRmsNormPair(sum) => 53 + sum as usize,
+            Kernel::AllReduceNorm(sum) => 56 + sum as usize,
+            Kernel::AllReduceNormSmall(sum) => 59 + sum as usize,
+            Kernel::AllReduceNormPair(sum) => 62 + sum as usize,
+            Kernel::AllReduceNormWide(sum) => 65 + sum as usize,
+            Kernel::AllReduceNormWideSmall(sum) => 68 + sum as usize,
+            Kernel::NormTwoStage(sum) => 71 + sum as usize,
         }
     }
 
@@ -309,11 +346,17 @@ impl Kernel {
             .chain(sums(Kernel::LinesReduce))
             .chain([Kernel::LinesReduceAny])
             .chain(sums(Kernel::RmsNorm))
+            .chain(sums(Kernel::NormRows))
+            .chain(sums(Kernel::NormNarrowRows))
+            .chain(sums(Kernel::AllReduceRmsNorm))
+            .chain(sums(Kernel::AllReduceRmsNormSmall))
+            .chain(sums(Kernel::AllReduceRmsNormPair))
             .chain(sums(Kernel::AllReduceNorm))
             .chain(sums(Kernel::AllReduceNormSmall))
             .chain(sums(Kernel::AllReduceNormPair))
             .chain(sums(Kernel::AllReduceNormWide))
             .chain(sums(Kernel::AllReduceNormWideSmall))
+            .chain(sums(Kernel::NormTwoStage))
     }
 
     /// Entry name in every image.
@@ -346,11 +389,17 @@ mod tests {
                 Kernel::ReduceScatter(sum) => format!("reduce_scatter_sum_{}", sum.dtype()),
                 Kernel::LinesReduce(sum) => format!("lines_reduce_sum_{}", sum.dtype()),
                 Kernel::RmsNorm(sum) => format!("rms_norm_{}", sum.dtype()),
-                Kernel::AllReduceNorm(sum) => format!("all_reduce_rms_norm_{}", sum.dtype()),
-                Kernel::AllReduceNormSmall(sum) => format!("all_reduce_rms_norm_small_{}", sum.dtype()),
-                Kernel::AllReduceNormPair(sum) => format!("all_reduce_rms_norm_pair_{}", sum.dtype()),
-                Kernel::AllReduceNormWide(sum) => format!("all_reduce_rms_norm_wide_{}", sum.dtype()),
-                Kernel::AllReduceNormWideSmall(sum) => format!("all_reduce_rms_norm_wide_small_{}", sum.dtype()),
+                Kernel::NormRows(sum) => format!("norm_rows_{}", sum.dtype()),
+                Kernel::NormNarrowRows(sum) => format!("norm_narrow_rows_{}", sum.dtype()),
+                Kernel::AllReduceRmsNorm(sum) => format!("all_reduce_rms_norm_{}", sum.dtype()),
+                Kernel::AllReduceRmsNormSmall(sum) => format!("all_reduce_rms_norm_small_{}", sum.dtype()),
+                Kernel::AllReduceRmsNormPair(sum) => format!("all_reduce_rms_norm_pair_{}", sum.dtype()),
+                Kernel::AllReduceNorm(sum) => format!("all_reduce_norm_{}", sum.dtype()),
+                Kernel::AllReduceNormSmall(sum) => format!("all_reduce_norm_small_{}", sum.dtype()),
+                Kernel::AllReduceNormPair(sum) => format!("all_reduce_norm_pair_{}", sum.dtype()),
+                Kernel::AllReduceNormWide(sum) => format!("all_reduce_norm_wide_{}", sum.dtype()),
+                Kernel::AllReduceNormWideSmall(sum) => format!("all_reduce_norm_wide_small_{}", sum.dtype()),
+                Kernel::NormTwoStage(sum) => format!("norm_two_stage_{}", sum.dtype()),
                 _ => continue,
             };
             assert_eq!(kernel.name(), format!("signal_{name}"));

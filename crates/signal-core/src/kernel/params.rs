@@ -47,8 +47,12 @@ pub enum Operation {
     AllReduceTwoShot = 16,
     /// An all-to-all with counts on the device.
     AllToAllCounted = 17,
-    /// An all-reduce with RMSNorm behind it.
+    /// An all-reduce with a norm behind it.
     AllReduceNorm = 18,
+    /// A reduce-scatter with a norm behind it.
+    ReduceScatterNorm = 19,
+    /// An all-gather with a norm behind it.
+    AllGatherNorm = 20,
 }
 
 impl Operation {
@@ -72,7 +76,9 @@ impl Operation {
             15 => "ll all-reduce",
             16 => "two-shot all-reduce",
             17 => "counted all-to-all",
-            18 => "all-reduce with RMSNorm",
+            18 => "all-reduce with a norm",
+            19 => "reduce-scatter with a norm",
+            20 => "all-gather with a norm",
             _ => "unknown operation",
         }
     }
@@ -295,12 +301,80 @@ pub struct CountedParams {
     pub element_bytes: u64,
 }
 
-/// Parameters of [`Kernel::RmsNorm`], [`Kernel::AllReduceNorm`] and its form: rows, one behind the other, and what becomes of each.
+/// In what form normed rows are stored (`kRows*` in C++).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum RowFormat {
+    /// In the rows' own type.
+    Plain = 0,
+    /// OCP e4m3, one scale for all, which is given.
+    E4m3Tensor = 1,
+    /// OCP e4m3, an f32 scale for each row.
+    E4m3Row = 2,
+    /// OCP e4m3, an f32 scale for each 128 elements of a row.
+    E4m3Group = 3,
+    /// i8, an f32 scale for each row.
+    I8Row = 4,
+    /// OCP MXFP8: e4m3, an e8m0 scale for each 32 elements of a row.
+    Mxfp8 = 5,
+    /// NVFP4: e2m1, two in a byte, an e4m3 scale for each 16 elements of a row, and one scale for all, which is given.
+    Nvfp4 = 6,
+}
+
+impl RowFormat {
+    /// All formats, by number.
+    pub const ALL: [RowFormat; 7] = [
+        RowFormat::Plain,
+        RowFormat::E4m3Tensor,
+        RowFormat::E4m3Row,
+        RowFormat::E4m3Group,
+        RowFormat::I8Row,
+        RowFormat::Mxfp8,
+        RowFormat::Nvfp4,
+    ];
+
+    /// Elements of a row that share a scale; `None` where the row does, or all rows, or there is none.
+    pub const fn block_elements(self) -> Option<usize> {
+        match self {
+            RowFormat::E4m3Group => Some(128),
+            RowFormat::Mxfp8 => Some(32),
+            RowFormat::Nvfp4 => Some(16),
+            _ => None,
+        }
+    }
+
+    /// Scales that a row of so many elements gets.
+    pub const fn row_scales(self, elements: usize) -> usize {
+        match self {
+            RowFormat::Plain | RowFormat::E4m3Tensor => 0,
+            RowFormat::E4m3Row | RowFormat::I8Row => 1,
+            RowFormat::E4m3Group => elements.div_ceil(128),
+            RowFormat::Mxfp8 => elements.div_ceil(32),
+            RowFormat::Nvfp4 => elements.div_ceil(16),
+        }
+    }
+
+    /// The name used by the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RowFormat::Plain => "plain",
+            RowFormat::E4m3Tensor => "e4m3",
+            RowFormat::E4m3Row => "e4m3-row",
+            RowFormat::E4m3Group => "e4m3-group",
+            RowFormat::I8Row => "i8-row",
+            RowFormat::Mxfp8 => "mxfp8",
+            RowFormat::Nvfp4 => "nvfp4",
+        }
+    }
+}
+
+/// Parameters of [`Kernel::RmsNorm`], [`Kernel::AllReduceNorm`] and those beside them: rows, one behind the other, and what becomes of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct NormParams {
-    /// The rows that are summed, or are this rank's alone, and where the normed ones go. Its packs are those of all rows, each of which
-    /// begins with a pack of its own.
+    /// The rows that are summed, or are this rank's alone, and where the normed ones, or their codes, go. Its packs are those of all rows, each
+    /// of which begins with a pack of its own.
     pub all_reduce: AllReduceParams,
     /// What is added to the sum; 0 for nothing.
     pub residual: u64,
@@ -312,7 +386,7 @@ pub struct NormParams {
     pub weight: u64,
     /// Bytes of a row.
     pub row_bytes: u64,
-    /// Rows.
+    /// Rows of all ranks.
     pub rows: u32,
     /// Packs of a row, the last one perhaps ragged.
     pub row_packs: u32,
@@ -322,13 +396,37 @@ pub struct NormParams {
     pub epsilon: f32,
     /// Added to each weight.
     pub offset: f32,
-    /// Kept zero.
-    pub reserved: u32,
+    /// Elements of a row.
+    pub elements: u32,
+    /// Added to each element of a normed row; 0 for nothing.
+    pub bias: u64,
+    /// Where the scales of codes go; 0 where there are none.
+    pub scales: u64,
+    /// Address of the one scale of all, an f32; 0 where there is none.
+    pub tensor_scale: u64,
+    /// Where in this rank's memory, from its base, a block keeps what it is norming, one block's behind the other's: for each element of a row an f32.
+    pub kept: u64,
+    /// Of the two-stage form: where in each rank's memory, from its base, sums are gathered.
+    pub sums: u64,
+    /// Likewise: rows of a rank's shard.
+    pub shard_rows: u32,
+    /// Likewise: rows of a shard in a window.
+    pub window_rows: u32,
+    /// The [`Operation`], for fault records; the two-stage form does what it says.
+    pub operation: u32,
+    /// The [`RowFormat`].
+    pub format: u32,
+    /// 1 for LayerNorm, 0 for RMSNorm.
+    pub is_layer: u32,
+    /// 1 where nothing is rounded between the steps.
+    pub is_fast: u32,
 }
 
 const _: () = {
-    assert!(size_of::<NormParams>() == 344);
+    assert!(size_of::<NormParams>() == 408);
     assert!(offset_of!(NormParams, row_bytes) == 312);
+    assert!(offset_of!(NormParams, bias) == 344);
+    assert!(offset_of!(NormParams, is_fast) == 404);
     assert!(size_of::<GroupParams>() == 160);
     assert!(size_of::<CountedParams>() == 544);
     assert!(offset_of!(GroupParams, base) == 40);

@@ -2,7 +2,9 @@
 //! compare with it; it is also the shortest statement of the arithmetic.
 #![forbid(unsafe_code)]
 
-use crate::dtype::{Dtype, Element, Float, ReduceOp};
+pub mod rows;
+
+use crate::dtype::{Dtype, Element, ReduceOp};
 
 /// The result of an all-reduce of `inputs`, one slice a rank in rank order, all of one length.
 ///
@@ -20,36 +22,6 @@ pub fn all_reduce<T: Element>(inputs: &[&[T]], op: ReduceOp) -> Vec<T> {
 pub fn all_reduce_f64<T: Element>(inputs: &[&[T]]) -> Vec<f64> {
     assert!(inputs.iter().all(|i| i.len() == inputs[0].len()), "inputs differ in length");
     (0..inputs[0].len()).map(|i| inputs.iter().map(|input| input[i].to_f64()).sum()).collect()
-}
-
-/// RMSNorm of one row: `sums` and `residual`, rounded to the type, and that times `1 / sqrt(mean of squares + epsilon)` and `weight + offset`, rounded
-/// once. Everything between is in f32, in one order: the squares run over the elements of each 16 bytes, then over those of one
-/// lane, of which there are 512 by turns, then over the lanes pair by pair. Gives the normed row and the new residual.
-///
-/// # Panics
-/// When the lengths differ.
-pub fn rms_norm<T: Float>(
-    sums: &[T],
-    residual: Option<&[T]>,
-    weight: &[T],
-    epsilon: f32,
-    offset: f32,
-) -> (Vec<T>, Vec<T>) {
-    const LANES: usize = 512;
-    assert_eq!(sums.len(), weight.len(), "a weight for each element");
-    let added = |i: usize| residual.map_or(sums[i], |r| T::from_f32(sums[i].to_f32() + r[i].to_f32()));
-    let row: Vec<T> = (0..sums.len()).map(added).collect();
-    let mut lanes = vec![0f32; LANES];
-    for (at, pack) in row.chunks(16 / size_of::<T>()).enumerate() {
-        lanes[at % LANES] += pack.iter().fold(0f32, |sum, x| sum + x.to_f32() * x.to_f32());
-    }
-    while lanes.len() > 1 {
-        lanes = lanes.chunks(2).map(|pair| pair[0] + pair[1]).collect();
-    }
-    let mean = lanes[0] * (1.0 / row.len() as f32);
-    let scale = 1.0 / (mean + epsilon).sqrt();
-    let normed = row.iter().zip(weight).map(|(x, w)| T::from_f32(x.to_f32() * scale * (w.to_f32() + offset)));
-    (normed.collect(), row)
 }
 
 /// A small reproducible generator (splitmix64).
