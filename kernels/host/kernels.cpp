@@ -1,4 +1,5 @@
 // The host image: the catalogue's kernels as functions that one OS thread per device thread runs.
+#include "image.h"
 #include "platform.h"
 
 #include "../signal/all_reduce.h"
@@ -9,23 +10,6 @@
 #include "../signal/line_calls.h"
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
-
-extern "C" {
-
-using HostKernel = void (*)(const void* params, const HostThread* self);
-
-struct HostEntry {
-  const char* name;
-  HostKernel run;
-};
-
-struct HostImageTable {
-  uint32_t layout_version;
-  uint32_t count;
-  const HostEntry* entries;
-};
-
-}  // extern "C"
 
 namespace signal_comm {
 namespace {

@@ -24,6 +24,7 @@ enum Operation : uint32_t {
   kOpAllReduceTwoShot = 16,
   kOpAllToAllCounted = 17,
   kOpAllReduceNorm = 18,
+  kOpUser = 64,  // a kernel of a user (include/signal/device.h); numbers below are the library's
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };
