@@ -195,7 +195,8 @@ impl Bench {
         uses: &[&Buffer],
     ) -> Result<()> {
         let bytes: Vec<u8> = params.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let launch = Launch { kernel, grid: shape.0, threads: shape.1, params: &bytes, early: false, uses };
+        let launch =
+            Launch { kernel: kernel.into(), grid: shape.0, threads: shape.1, params: &bytes, early: false, uses };
         // SAFETY: the tests below pass what the kernels above ask for.
         unsafe { Host::launch(stream, &self.module, &launch) }
     }

@@ -49,6 +49,8 @@ pub enum Operation {
     AllToAllCounted = 17,
     /// An all-reduce with RMSNorm behind it.
     AllReduceNorm = 18,
+    /// A kernel of a user ([`Call::launch_kernel`](crate::Call::launch_kernel)).
+    User = 64,
 }
 
 impl Operation {
@@ -73,6 +75,7 @@ impl Operation {
             16 => "two-shot all-reduce",
             17 => "counted all-to-all",
             18 => "all-reduce with RMSNorm",
+            64 => "user's kernel",
             _ => "unknown operation",
         }
     }
