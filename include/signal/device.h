@@ -34,7 +34,8 @@
 // - When the kernel has ended without an error, the input may be overwritten and the output is complete.
 #pragma once
 
-#if defined(__HIP__)
+#if defined(SIGNAL_OTHER_PLATFORM)  // included before this: that of the model checker
+#elif defined(__HIP__)
 #include "../../kernels/hip/platform.h"
 #elif defined(__CUDACC__)
 #include "../../kernels/cuda/platform.h"

@@ -10,7 +10,13 @@
 
 #![cfg_attr(
     not(any(feature = "host", feature = "cuda", feature = "rocm")),
-    allow(dead_code, unused_assignments, unused_variables, unused_mut, reason = "without a backend only errors are left to report")
+    allow(
+        dead_code,
+        unused_assignments,
+        unused_variables,
+        unused_mut,
+        reason = "without a backend only errors are left to report"
+    )
 )]
 
 use std::env;
