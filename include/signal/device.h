@@ -270,14 +270,14 @@ using BarrierShared = BlockShared;
 // Each meeting releases and acquires at system scope. Block b may read only what the peers' block b wrote. Any domain will do.
 class Barrier {
  public:
-  SIGNAL_DEVICE Barrier(const Group& group, BarrierShared& shared) : m_(group, kOpUser), barriers_(m_, shared) {}
+  SIGNAL_DEVICE Barrier(const Group& group, BarrierShared& shared) : barriers_(Member(group, kOpUser), shared) {}
   Barrier(const Barrier&) = delete;
 
   // False, for all threads: an earlier call failed. Return then, at once: a slow peer may still read what you would overwrite.
   SIGNAL_DEVICE bool begin() {
-    signal_comm::begin(m_, barriers_);
-    if (!platform::block_any(m_.abort != 0)) return true;
-    if (platform::thread_id() == 0) report_missing<CounterBarrier>(m_.group, kOpUser, kPhaseStart, 0);
+    signal_comm::begin(barriers_.m, barriers_);
+    if (!platform::block_any(barriers_.m.abort != 0)) return true;
+    if (platform::thread_id() == 0) report_missing<CounterBarrier>(barriers_.m.group, kOpUser, kPhaseStart, 0);
     return false;
   }
 
@@ -292,8 +292,7 @@ class Barrier {
   SIGNAL_DEVICE void leave() { barriers_.meet(kPhaseExit, true, Turn::kLast); }
 
  private:
-  Member m_;
-  Barriers<CounterBarrier> barriers_;
+  Barriers<CounterBarrier, Everyone, Member> barriers_;
   bool first_ = true;
 };
 
