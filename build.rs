@@ -102,6 +102,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     println!("cargo::rerun-if-changed=kernels");
+    // For the build scripts of crates with kernels of their own: where `signal/device.h` is, as DEP_SIGNAL_COMM_KERNELS_INCLUDE.
+    println!("cargo::metadata=include={}", PathBuf::from(env("CARGO_MANIFEST_DIR")?).join("include").display());
     let (os, arch) = (env("CARGO_CFG_TARGET_OS")?, env("CARGO_CFG_TARGET_ARCH")?);
     if os != "linux" || !matches!(arch.as_str(), "x86_64" | "aarch64") {
         return Err(format!("Signal runs on Linux x86-64 and aarch64; this build is for {os} on {arch}"));

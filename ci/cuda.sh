@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA backend on real GPUs, in two steps, since the machine that has them may have no Rust:
 #
-#   ci/cuda.sh pack [DIR]   builds suite, CLI, example and benchmarks, and packs them with the fixture into DIR (.carry),
+#   ci/cuda.sh pack [DIR]   builds suite, CLI, examples and benchmarks, and packs them with the fixture into DIR (.carry),
 #                           stripped, under 64 MiB. Needs Rust and a C++ compiler; nvcc is used where it is found, else
 #                           installed below .tools/.
 #   bash DIR/run.sh         runs all of it. Needs the driver and nothing else.
@@ -28,6 +28,7 @@ pack() {
   cp "$(built cuda build -p signal-cli)" "$dir/signal"
   cp "$(built cuda test --test cuda --no-run)" "$dir/suite"
   cp "$(built cuda build --example tensor_parallel)" "$dir/tensor_parallel"
+  cp "$(built cuda build -p bias-gelu)" "$dir/bias_gelu"
   cp "$(built cuda build --bench call)" "$dir/call"
   cp "$(built cuda build --bench behind)" "$dir/behind"
   cp "$(built cuda build --bench bounded)" "$dir/bounded"
@@ -40,7 +41,7 @@ pack() {
   "$nvcc" -std=c++17 -O3 -fmad=false -arch=sm_90 -cubin -DSIGNAL_UNBOUNDED_WAITS -o "$dir/unbounded.cubin" kernels/cuda/kernels.cu
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/floor" benches/floor.cu
   "$nvcc" -std=c++17 -O3 -arch=sm_90 -L"$(dirname "$nvcc")/../lib" -o "$dir/norm_floor" benches/norm_floor.cu
-  for program in signal suite rocm lib/libamdhip64.so.7 tensor_parallel call behind bounded norm floor norm_floor; do strip "$dir/$program"; done
+  for program in signal suite rocm lib/libamdhip64.so.7 tensor_parallel bias_gelu call behind bounded norm floor norm_floor; do strip "$dir/$program"; done
   cp "$(find_fixture)" "$dir/minilm.safetensors"
   cp ci/cuda_run.sh "$dir/run.sh"
   local commit

@@ -2,13 +2,13 @@
 # Runs what ci/cuda.sh has packed beside this script, on a machine with an NVIDIA driver. Prints a short table; whole logs
 # go to $OUT (logs/). Every program has a deadline of its own.
 #
-#   bash run.sh [STEP...]   all steps, or those named: doctor suite rocm call behind bounded norm minilm memcheck floor bench
+#   bash run.sh [STEP...]   all steps, or those named: doctor suite rocm call behind bounded norm minilm bias_gelu memcheck floor bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 # Streams beyond a process's queues, of which there are 8 by default, may wait for each other though nothing orders them. With 8, cases of many
 # domains with all ranks on one device have timed out in the whole suite; with 32 they have not (benches/results).
 export CUDA_DEVICE_MAX_CONNECTIONS=32
-chosen=" ${*:-doctor suite rocm call behind bounded norm minilm memcheck floor bench} "
+chosen=" ${*:-doctor suite rocm call behind bounded norm minilm bias_gelu memcheck floor bench} "
 wanted() { [[ $chosen == *" $1 "* ]]; }
 OUT=${OUT:-logs}
 mkdir -p "$OUT"
@@ -48,6 +48,7 @@ for ranks in 2 4; do
   example=(--ranks "$ranks")
   [ "$gpus" -ge "$ranks" ] || example+=(--share-devices)
   step "minilm-$ranks" 60 ./tensor_parallel --backend cuda "${example[@]}" minilm.safetensors
+  step "bias_gelu-$ranks" 60 ./bias_gelu --backend cuda "${example[@]}"
 done
 if command -v compute-sanitizer >/dev/null; then
   SIGNAL_TEST_SCALE=0.02 step memcheck 120 compute-sanitizer --tool memcheck --error-exitcode 9 \

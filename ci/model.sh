@@ -28,6 +28,8 @@ MUTANTS=(
   "SIGNAL_MUTANT_LAMPORT_SENDS_ANY_WORD        lamport-zeros        all"
   "SIGNAL_MUTANT_LAMPORT_READS_INPUT_FIRST     early                all"
   "SIGNAL_MUTANT_LAMPORT_GIVES_UP_AS_IS        late-lamport         random"
+  "SIGNAL_MUTANT_USER_DOES_NOT_END              late-user            random"
+  "SIGNAL_MUTANT_USER_DOES_NOT_LEAVE            user-pull            all"
   "SIGNAL_MUTANT_NORM_LEAVES_ALONE             late-norm-threads    random"
   "SIGNAL_MUTANT_NORM_PARTS_OF_TWO_ROWS        norm-rows            all"
   "SIGNAL_MUTANT_SHARDS_NOT_AWAITED            norm-two-stage       all"

@@ -17,7 +17,7 @@ LIMIT=$((30 * 60))
 export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 
 # Members with the features host, cuda and rocm, and members without.
-FEATURED=(signal-comm signal-cli)
+FEATURED=(signal-comm signal-cli bias-gelu)
 PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance signal-hip-abi)
 
 stage_fmt() {
@@ -74,7 +74,7 @@ run_rocm() {
 ROCM_CASES=(
   abort_ all_reduce_matches_small_sizes counted_all_to_all_in_graphs exchanges_in_graphs graph_ input_freed layout_ lines_count_wraps misuse_capture
   misuse_grids misuse_shared_stream misuse_wrong_device pinned_ processes_leave processes_recover processes_replay processes_two prove_peer random_programs
-  split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport
+  split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport user_kernels_
 )
 
 stage_rocm() {
@@ -114,6 +114,9 @@ stage_example() {
   for ranks in 1 2 3 4 6; do
     cargo run --quiet --release --example tensor_parallel -- --backend host --ranks "$ranks" "$fixture"
   done
+  # A user's kernel; how long it is, the documentation says.
+  [ "$(wc -l <examples/bias_gelu/src/bias_gelu.cu)" -lt 60 ] || die "examples/bias_gelu/src/bias_gelu.cu has 60 lines or more"
+  for ranks in 1 2 5; do cargo run --quiet --release -p bias-gelu -- --backend host --ranks "$ranks"; done
 }
 
 # Cases that between them run each kernel, each way of waiting and each hand-over between threads of the library; --full runs all
@@ -174,7 +177,7 @@ stage_bindings() {
 stage_package() {
   local listing file
   listing=$(cargo package --list --allow-dirty -p signal-comm)
-  for file in $(git ls-files build.rs build kernels src 'LICENSE-*' README.md CHANGELOG.md); do
+  for file in $(git ls-files build.rs build include kernels src 'LICENSE-*' README.md CHANGELOG.md); do
     grep -qxF "$file" <<<"$listing" || die "the package lacks $file"
   done
 }

@@ -36,6 +36,10 @@
 //!   [`Communicator::recover_all`] brings all ranks back.
 //! - Misuse is an [`Error`] before anything is launched; nothing panics.
 //!
+//! # Kernels of your own
+//! `include/signal/device.h` has the protocol's primitives for a kernel of yours that does more than a collective; [`UserKernel::load`] and
+//! [`Call::launch_kernel`] run it on a communicator's Signal. `examples/bias_gelu` shows all of it.
+//!
 //! # Features
 //! `host` (default), `cuda` and `rocm`, additive. Each compiles the kernels for its target and embeds the image; none
 //! needs its vendor's driver to build, and a backend whose driver or image is missing says so when it is opened.

@@ -5,6 +5,22 @@ use signal_comm::cuda;
 
 signal_conformance::suite!(conformance, cuda::open());
 
+/// A user's image is looked at before the driver is; what looks like one and is none, the driver refuses.
+#[test]
+fn a_users_image_that_is_none() {
+    use signal_comm::error::{Error, Image};
+    use signal_comm::{Backend, UserKernel};
+    let device = cuda::open().unwrap().devices().unwrap().swap_remove(0);
+    let load =
+        |bytes: &[u8]| UserKernel::<cuda::Cuda>::load(&device, bytes, ["signal_barrier"]).map(|_| ()).unwrap_err();
+    let whole = cuda::image().bytes;
+    for bytes in [&[][..], b"text", &whole[..1000], &whole[..whole.len() - 1], b".version 8.0 .target sm_90 nonsense"] {
+        let found = load(bytes);
+        assert!(matches!(&found, Error::Image(Image::Broken { target: "cuda", .. })), "{found}");
+    }
+    assert!(matches!(load(whole), Error::Image(Image::Abi { .. })));
+}
+
 /// Memory of pools and mappings, as users of the driver have it (P14).
 mod foreign {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "clippy knows tests, but not what they call")]

@@ -1,13 +1,14 @@
 //! The conformance suite on the backend on CPU threads, and what can only be tried there.
 #![cfg(feature = "host")]
 
-use signal_comm::host::{self, Host, HostConfig, HostImage};
+use signal_comm::host::{self, Host, HostConfig, HostImage, HostImageTable};
 use std::time::{Duration, Instant};
 
 use signal_comm::error::{Image, Rendezvous, Unavailable};
+use signal_comm::layout::LAYOUT_VERSION;
 use signal_comm::{
     ApiMisuse, Backend, Communicator, DeviceBuffer, Error, Id, Link, MemoryKind, ReduceOp, Settings, UnixRendezvous,
-    prove_peer,
+    UserKernel, prove_peer,
 };
 
 signal_conformance::suite!(conformance, watched(), |host: &Host| assert_eq!(host.overwritten(), []));
@@ -164,6 +165,17 @@ fn misuse_missing_image() {
     let image = HostImage { table: None, fingerprint: 0, missing: "no C++ compiler" };
     let missing = Image::Missing { target: "host", missing: "no C++ compiler".to_owned() };
     assert_eq!(Host::open(image, HostConfig::default()).unwrap_err(), Error::Image(missing));
+}
+
+/// A user's table of another layout, and one without the mark of the header.
+#[test]
+fn misuse_users_table() {
+    let device = host::open().unwrap().devices().unwrap().swap_remove(0);
+    let load = |table| UserKernel::<Host>::load(&device, table, ["signal_barrier"]).map(|_| ()).unwrap_err();
+    let (found, expected) = (LAYOUT_VERSION + 1, LAYOUT_VERSION);
+    static OTHER: HostImageTable = HostImageTable::new(LAYOUT_VERSION + 1, &[]);
+    assert_eq!(load(&OTHER), Image::Layout { target: "host", found, expected }.into());
+    assert!(matches!(load(Host::image(&device)), Error::Image(Image::Abi { .. })));
 }
 
 /// What belongs to one opened device count does not fit more ranks without a word.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use signal_comm::error::{ApiMisuse, Error, Image};
 use signal_comm::rocm::{self, Rocm};
-use signal_comm::{Backend, Communicator, MemoryKind};
+use signal_comm::{Backend, Communicator, MemoryKind, UserKernel};
 
 /// Runs the test `name` again, in a process of its own that has `variables`; true in that process.
 fn with(name: &str, variables: &[(&str, &str)]) -> bool {
@@ -32,6 +32,19 @@ fn an_image_without_code_for_the_gpu() {
         let available = rocm::image().archs.join(", ");
         assert_eq!(two_ranks(), Image::Arch { available, device: "gfx1030".to_owned() }.into());
     }
+}
+
+/// A user's image is looked at before the runtime is: whole, it is only without the mark.
+#[test]
+fn a_users_image_that_is_none() {
+    let device = rocm::open().unwrap().devices().unwrap().swap_remove(0);
+    let load = |bytes: &[u8]| UserKernel::<Rocm>::load(&device, bytes, ["signal_barrier"]).map(|_| ()).unwrap_err();
+    let whole = rocm::image().bytes;
+    for bytes in [&[][..], b"text", &whole[..1000], &whole[..whole.len() - 1]] {
+        let found = load(bytes);
+        assert!(matches!(&found, Error::Image(Image::Broken { target: "hip", .. })), "{found}");
+    }
+    assert!(matches!(load(whole), Error::Image(Image::Abi { .. })));
 }
 
 /// Where the image has code for one of them alone, that is what is said of the other.

@@ -1,4 +1,5 @@
 // The host image: the catalogue's kernels as functions that one OS thread per device thread runs.
+#include "image.h"
 #include "platform.h"
 
 #include "../signal/all_reduce.h"
@@ -10,23 +11,6 @@
 #include "../signal/probe.h"
 #include "../signal/two_shot.h"
 #include "../signal/two_stage_norm.h"
-
-extern "C" {
-
-using HostKernel = void (*)(const void* params, const HostThread* self);
-
-struct HostEntry {
-  const char* name;
-  HostKernel run;
-};
-
-struct HostImageTable {
-  uint32_t layout_version;
-  uint32_t count;
-  const HostEntry* entries;
-};
-
-}  // extern "C"
 
 namespace signal_comm {
 namespace {

@@ -13,6 +13,10 @@ Call check(uint32_t threads) { return Call{Kind::kCheck, 'f', 0, false, false, 0
 Call lamport(uint32_t count, char type, uint32_t blocks, uint32_t threads) {
   return Call{Kind::kLamport, type, count, false, false, 0, blocks, threads};
 }
+Call by_user(Call c) {
+  c.user = true;
+  return c;
+}
 // Of so many packs, in windows of so many.
 Call two_shot(uint32_t packs, uint32_t window, uint32_t blocks, uint32_t threads) {
   Call c{Kind::kTwoShot, 'f', packs * 4, false, false, 0, blocks, threads};
@@ -116,6 +120,7 @@ void add_stages(List& l) {
   const Call one = one_stage(8, 1, 2), two = two_stage(8, 1, 2);
   l.add("one-stage", 2, {one, one, one}).counters = 0xfffffffd;
   l.add("one-stage-staged", 2, {staged(one), staged(one)});
+  l.add("user-pull", 2, {by_user(staged(one)), staged(one), by_user(staged(one))});
   l.add("one-stage-mixed", 2, {one, staged(one), in_place(one)});
   l.add("one-stage-windows", 2, {staged(one_stage(10, 1, 2)), one_stage(10, 1, 2)}).scratch = 32;
   l.add("one-stage-blocks", 2, {one_stage(16, 2, 2), one_stage(16, 2, 2)}).exhaustive = !l.relaxed;
@@ -132,6 +137,12 @@ void add_lamport(List& l) {
   const Call large = lamport(8, 'f', 1, 2), small = lamport(4, 'f', 1, 2), halves = lamport(8, 'b', 1, 2);
   l.add("lamport", 2, {large, small, large});
   l.add("lamport-types", 2, {large, halves, large, large}).extent = false;
+  const Call users = by_user(large), small_of_user = by_user(small);
+  l.add("user", 2, {users, small, users});
+  l.add("user-types", 2, {users, by_user(halves), large, users}).extent = false;
+  l.add("user-zeros", 2, {users, by_user(halves)}).zeros = true;
+  l.add("user-ragged", 2, {by_user(lamport(5, 'f', 1, 2)), lamport(3, 'b', 1, 2), by_user(lamport(7, 'f', 1, 2))}).shift = 4;
+  l.add("user-blocks", 2, {by_user(lamport(8, 'f', 2, 1)), small_of_user, by_user(lamport(8, 'f', 2, 1))}).atoms = 2;
   l.add("norm", 2, {norm(1, 2, 1, 2), large, norm(1, 2, 1, 2)});
   l.add("norm-rows", 2, {norm(2, 2, 1, 2), norm(2, 2, 1, 2)});
   l.add("norm-wide", 2, {norm(1, 4, 1, 2), in_place(norm(2, 1, 1, 2))});
@@ -382,6 +393,8 @@ void add_three(List& l) {
     l.add("one-stage-3", 3, {one, one});
     l.add("two-stage-3", 3, {two, staged(two_stage(12, 1, each))});
   }
+  const Call user = by_user(lamport(4, 'f', 1, 1));
+  l.add("user-3", 3, {user, user, user}).atoms = 2;
   l.add("lamport-3", 3, {lamport(4, 'f', 1, 1), lamport(4, 'f', 1, 1), lamport(4, 'f', 1, 1)}).atoms = 2;
 }
 
@@ -398,6 +411,13 @@ void add_faults(List& l) {
   l.faulty("abort-barrier-once", Story::kAbort, {meet});
   l.faulty("abort-one-stage-once", Story::kAbort, {one}).exhaustive = !l.relaxed;
   l.faulty("abort-lamport", Story::kAbort, {small, small});
+  const Call user = by_user(small);
+  l.faulty("absent-user", Story::kAbsent, {user, user}, 1);
+  l.faulty("late-user-once", Story::kLate, {user}, 1);
+  l.faulty("abort-user", Story::kAbort, {user, user});
+  const Call pull = by_user(staged(one));
+  l.faulty("late-user-pull", Story::kLate, {pull, pull}, 1).exhaustive = false;
+  l.faulty("abort-user-pull", Story::kAbort, {pull, pull}).exhaustive = false;
   const Call row = norm(1, 1, 1, 1), shared_row = norm(1, 2, 1, 2);
   l.faulty("absent-norm", Story::kAbsent, {row, row}, 1);
   l.faulty("late-norm-once", Story::kLate, {row}, 1);
@@ -425,6 +445,7 @@ void add_faults(List& l) {
   l.faulty("late-one-stage", Story::kLate, {staged(one), staged(one)}, 2).exhaustive = false;
   l.faulty("late-two-stage", Story::kLate, {two, two}, 2).exhaustive = false;
   l.faulty("late-lamport", Story::kLate, {small, small}, 2).exhaustive = false;
+  l.faulty("late-user", Story::kLate, {user, user}, 2).exhaustive = false;
   l.faulty("abort-one-stage", Story::kAbort, {one, staged(one)}).exhaustive = false;
   // More blocks than packs: the last block to arrive may have nothing to wait for.
   l.faulty("late-lamport-blocks", Story::kLate, {lamport(4, 'f', 2, 1), lamport(4, 'f', 2, 1), lamport(4, 'f', 2, 1)}, 2).exhaustive = false;

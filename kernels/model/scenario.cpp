@@ -475,7 +475,8 @@ void launch_call(uint32_t rank, uint32_t number) {
     return start(!narrow ? "norm_wide_f32" : now->world == 2 ? "norm_pair_f32" : "norm_f32", &norm, sizeof norm);
   }
   const char* stem = small && c.type == 'f' ? "one_stage_small" : "one_stage";
-  if (c.kind == Kind::kLamport) stem = "lamport";
+  if (c.kind == Kind::kLamport) stem = c.user ? "user" : "lamport";
+  if (c.kind == Kind::kOneStage && c.user) stem = "user_pull";
   if (c.kind == Kind::kTwoStage) stem = "two_stage";
   if (c.kind == Kind::kTwoShot) stem = "two_shot";
   char kernel[32];

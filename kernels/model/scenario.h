@@ -41,6 +41,7 @@ struct Call {
   bool push = false;     // of a two-stage call, also with a norm, or an exchange; `staged`: the output is not symmetric
   uint32_t direct = 0;   // of a staged call, ranks whose memory is symmetric all the same, as bits
   uint32_t room = 0;     // elements of each piece, of a counted call; rows of a window, of one with a norm
+  bool user = false;     // a Lamport or a staged one-stage call, made with include/signal/device.h
 };
 
 enum class Story : uint8_t {

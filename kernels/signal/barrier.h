@@ -236,9 +236,9 @@ struct Partners {
 // earlier work, its counter together with the abort word. On a GPU a block has at least as many threads as there are ranks, so
 // that a thread has one peer at most: a loop over peers costs 0.35 us on an H200, even if it never goes around again. On the
 // host one thread may stand for all.
-template <class Kind, class Who = Everyone>
+template <class Kind, class Who = Everyone, class Held = const Member&>
 struct Barriers {
-  const Member& m;
+  Held m;
   BlockShared& shared;
   Who who = {};
   bool always_ordered;  // all barriers release and acquire, whatever each asks for

@@ -160,14 +160,14 @@ SIGNAL_DEVICE uint64_t bytes_to_generation_before(flag_t flag) {
 }
 
 // Where packs go and where they arrive, from one pack of the message on, among N ranks, or at most N: of 4 at most, or of 5 to
-// 8, since the slots of the region are shared out differently. `bytes` count from that pack.
-template <class T, uint32_t N, bool kExact = true>
+// 8, since the slots of the region are shared out differently. `bytes` count from that pack. Of the parameters it takes `group` and `op`.
+template <class T, uint32_t N, bool kExact = true, class Params = const AllReduceParams&>
 struct Mail {
-  const AllReduceParams& p;
+  Params p;
   uint64_t in;   // with two ranks the peer's slot here, else the first slot
   uint64_t out;  // with two ranks this rank's slot at the peer, else from each rank's base
 
-  SIGNAL_DEVICE Mail(const AllReduceParams& params, uint32_t pack) : p(params), in(0), out(0) {
+  SIGNAL_DEVICE Mail(Params params, uint32_t pack) : p(params), in(0), out(0) {
     const uint32_t rank = p.group.rank;
     const uint64_t start = kLamportRegion + uint64_t(pack) * kPackBytes;
     in = p.group.own + start + (N == 2 ? (1 - rank) * kLamportSlotBytes : 0);
@@ -231,8 +231,8 @@ struct Mail {
   SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const { return fold(packs).finish(world()); }
 };
 
-template <class T>
-SIGNAL_DEVICE uint32_t left_to_clear(const AllReduceParams& p) {
+template <class T, class Call>
+SIGNAL_DEVICE uint32_t left_to_clear(const Call& p) {
 #ifdef SIGNAL_MUTANT_LAMPORT_CLEARS_ELEMENTS
   return uint32_t(p.packs) * 4 * T::kPerWord;
 #endif

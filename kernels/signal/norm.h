@@ -158,7 +158,7 @@ struct Row {
     const Pack y = rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); });
     if (p.format == kRowsPlain) return store(p.all_reduce.output, k, y);
     constexpr uint32_t kCount = Values<T>::kCount;
-    const uint64_t codes = codes_of<T>(kRowsE4m3Tensor, widened<T>(y), inverse);
+    const uint64_t codes = codes_of<T>(kRowsE4m3Tensor, widen<T>(y), inverse);
     store_codes<T>(p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount, codes, kCount);
   }
 };

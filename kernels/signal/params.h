@@ -26,6 +26,7 @@ enum Operation : uint32_t {
   kOpAllReduceNorm = 18,
   kOpReduceScatterNorm = 19,
   kOpAllGatherNorm = 20,
+  kOpUser = 64,  // a kernel of a user (include/signal/device.h); numbers below are the library's
 };
 
 enum Phase : uint32_t { kPhaseStart = 1, kPhaseMiddle = 2, kPhaseExit = 3, kPhaseExchange = 4 };

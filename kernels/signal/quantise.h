@@ -2,53 +2,9 @@
 // says the same in few words). By bit code, which is the same everywhere; e4m3 by an instruction where there is one that rounds alike.
 #pragma once
 
-#include "dtype.h"
+#include "values.h"
 
 namespace signal_comm {
-
-// The elements of a pack, or what becomes of them, in f32.
-template <class T>
-struct Values {
-  static constexpr uint32_t kCount = 4 * T::kPerWord;
-  float of[kCount];
-};
-
-template <class T>
-SIGNAL_DEVICE Values<T> widened(const Pack& pack) {
-  Values<T> values;
-  SIGNAL_UNROLL
-  for (uint32_t w = 0; w < 4; w++) {
-    float wide[T::kPerWord];
-    T::widen(pack.word[w], wide);
-    SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) values.of[w * T::kPerWord + e] = wide[e];
-  }
-  return values;
-}
-
-template <class T>
-SIGNAL_DEVICE Values<T> values_of(const Sum<T>& sum) {
-  Values<T> values;
-  SIGNAL_UNROLL
-  for (uint32_t w = 0; w < 4; w++) {
-    SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) values.of[w * T::kPerWord + e] = sum.value[w][e];
-  }
-  return values;
-}
-
-template <class T>
-SIGNAL_DEVICE Pack narrowed(const Values<T>& values) {
-  Pack pack;
-  SIGNAL_UNROLL
-  for (uint32_t w = 0; w < 4; w++) {
-    float wide[T::kPerWord];
-    SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] = values.of[w * T::kPerWord + e];
-    pack.word[w] = T::round(wide);
-  }
-  return pack;
-}
 
 // The largest magnitude among the first `count`, as bits: as integers they are in the same order, and a NaN is above all.
 template <class T>
@@ -56,7 +12,7 @@ SIGNAL_DEVICE uint32_t most_of(const Values<T>& values, uint32_t count) {
   uint32_t most = 0;
   SIGNAL_UNROLL
   for (uint32_t e = 0; e < Values<T>::kCount; e++) {
-    const uint32_t bits = platform::as_bits(values.of[e]) & 0x7fffffffu;
+    const uint32_t bits = platform::as_bits(values.value[e]) & 0x7fffffffu;
     if (e < count && bits > most) most = bits;
   }
   return most;
@@ -153,14 +109,14 @@ SIGNAL_DEVICE uint64_t codes_of(uint32_t format, const Values<T>& values, float 
     const uint32_t bits = format == kRowsNvfp4 ? 4 : 8;
     SIGNAL_UNROLL
     for (uint32_t e = 0; e < Values<T>::kCount; e += 4) {
-      const float *x = values.of + e;
+      const float *x = values.value + e;
       codes |= uint64_t(other_codes_of(format, x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse)) << bits * e;
     }
     return codes;
   }
   SIGNAL_UNROLL
   for (uint32_t e = 0; e < Values<T>::kCount; e += 2) {
-    codes |= uint64_t(to_e4m3s(values.of[e] * inverse, values.of[e + 1] * inverse)) << 8 * e;
+    codes |= uint64_t(to_e4m3s(values.value[e] * inverse, values.value[e + 1] * inverse)) << 8 * e;
   }
   return codes;
 }

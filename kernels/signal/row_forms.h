@@ -14,7 +14,7 @@ template <class T>
 SIGNAL_DEVICE float added(const Values<T>& x, uint32_t count) {
   float sum = 0.0f;
   SIGNAL_UNROLL
-  for (uint32_t e = 0; e < Values<T>::kCount; e++) sum = e < count ? sum + x.of[e] : sum;
+  for (uint32_t e = 0; e < Values<T>::kCount; e++) sum = e < count ? sum + x.value[e] : sum;
   return sum;
 }
 
@@ -23,7 +23,7 @@ template <class T>
 SIGNAL_DEVICE float added_squares(const Values<T>& x, uint32_t count, float mean) {
   float sum = 0.0f;
   SIGNAL_UNROLL
-  for (uint32_t e = 0; e < Values<T>::kCount; e++) sum = e < count ? sum + (x.of[e] - mean) * (x.of[e] - mean) : sum;
+  for (uint32_t e = 0; e < Values<T>::kCount; e++) sum = e < count ? sum + (x.value[e] - mean) * (x.value[e] - mean) : sum;
   return sum;
 }
 
@@ -104,30 +104,30 @@ struct AnyRow : Row<T, kWhole> {
   // The sum of pack k with its residual, which is what is normed.
   SIGNAL_DEVICE Values<T> add(uint32_t k, Values<T> x, const Pack& residual) const {
     const bool exact = p.is_fast == 0;
-    const Pack sum = narrowed<T>(x);
+    const Pack sum = round<T>(x);
     if (p.sum != 0) Base::store(p.sum, k, sum);
-    if (exact) x = widened<T>(sum);
+    if (exact) x = widen<T>(sum);
     if (p.residual == 0) return x;
-    const Values<T> wide = widened<T>(residual);
+    const Values<T> wide = widen<T>(residual);
     SIGNAL_UNROLL
-    for (uint32_t e = 0; e < Values<T>::kCount; e++) x.of[e] += wide.of[e];
-    const Pack both = narrowed<T>(x);
+    for (uint32_t e = 0; e < Values<T>::kCount; e++) x.value[e] += wide.value[e];
+    const Pack both = round<T>(x);
     Base::store(p.new_residual, k, both);
-    return exact ? widened<T>(both) : x;
+    return exact ? widen<T>(both) : x;
   }
 
   SIGNAL_DEVICE Values<T> normed(Values<T> x, const Pack& weight, const Pack& bias, const Moments& m) const {
-    const Values<T> w = widened<T>(weight), b = widened<T>(bias);
+    const Values<T> w = widen<T>(weight), b = widen<T>(bias);
     const bool has_bias = p.bias != 0;
     SIGNAL_UNROLL
     for (uint32_t e = 0; e < Values<T>::kCount; e++) {
-      const float y = (x.of[e] - m.mean) * m.scale * (w.of[e] + p.offset);
-      x.of[e] = has_bias ? y + b.of[e] : y;
+      const float y = (x.value[e] - m.mean) * m.scale * (w.value[e] + p.offset);
+      x.value[e] = has_bias ? y + b.value[e] : y;
     }
-    return p.is_fast == 0 ? widened<T>(narrowed<T>(x)) : x;
+    return p.is_fast == 0 ? widen<T>(round<T>(x)) : x;
   }
 
-  SIGNAL_DEVICE void store_plain(uint32_t k, const Values<T>& y) const { Base::store(p.all_reduce.output, k, narrowed<T>(y)); }
+  SIGNAL_DEVICE void store_plain(uint32_t k, const Values<T>& y) const { Base::store(p.all_reduce.output, k, round<T>(y)); }
 
   SIGNAL_DEVICE void store_coded(uint32_t k, const Values<T>& y, float inverse) const {
     const uint32_t halved = p.format == kRowsNvfp4 ? 1 : 0;
@@ -168,7 +168,7 @@ struct WideRow : AnyRow<T, false> {
     for (uint32_t i = 0; i < kPacks; i++) {
       Pack pack;
       SIGNAL_UNROLL
-      for (uint32_t w = 0; w < 4; w++) pack.word[w] = platform::as_bits(x.of[4 * i + w]);
+      for (uint32_t w = 0; w < 4; w++) pack.word[w] = platform::as_bits(x.value[4 * i + w]);
       store_whole(place + (k * kPacks + i) * kPackBytes, pack);
     }
   }
@@ -178,7 +178,7 @@ struct WideRow : AnyRow<T, false> {
     for (uint32_t i = 0; i < kPacks; i++) {
       const Pack pack = load_whole<From::kOwn>(place + (k * kPacks + i) * kPackBytes);
       SIGNAL_UNROLL
-      for (uint32_t w = 0; w < 4; w++) x.of[4 * i + w] = platform::as_float(pack.word[w]);
+      for (uint32_t w = 0; w < 4; w++) x.value[4 * i + w] = platform::as_float(pack.word[w]);
     }
     return x;
   }
@@ -369,7 +369,7 @@ SIGNAL_DEVICE void norm_rows(const NormParams& p) {
   begin_call(p.all_reduce.group);
   for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim()) {
     const WideRow<T> row(p, r, folds);
-    row.norm(false, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE { return x = widened<T>(row.own(k)), true; });
+    row.norm(false, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE { return x = widen<T>(row.own(k)), true; });
   }
 }
 
@@ -383,7 +383,7 @@ SIGNAL_DEVICE void norm_any_narrow_rows(const NormParams& p, NormShared& shared)
   for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim()) {
     soon.load(p, r);
     NarrowRow<T, kEach>(p, r).norm(folds, false, soon, given, [&](uint32_t j, uint32_t, Values<T>& x) SIGNAL_INLINE {
-      return x = widened<T>(soon.own[j]), true;
+      return x = widen<T>(soon.own[j]), true;
     });
   }
 }

@@ -76,23 +76,23 @@ struct TwoStageNorm {
   }
 
   SIGNAL_DEVICE void store_sum(uint64_t row, uint32_t k, const Values<T>& x) const {
-    if (!has_wide_sums()) return store_whole(row + uint64_t(k) * kPackBytes, narrowed<T>(x));
+    if (!has_wide_sums()) return store_whole(row + uint64_t(k) * kPackBytes, round<T>(x));
     SIGNAL_UNROLL
     for (uint32_t i = 0; i < sizeof(Values<T>) / kPackBytes; i++) {
       Pack pack;
       SIGNAL_UNROLL
-      for (uint32_t w = 0; w < 4; w++) pack.word[w] = platform::as_bits(x.of[4 * i + w]);
+      for (uint32_t w = 0; w < 4; w++) pack.word[w] = platform::as_bits(x.value[4 * i + w]);
       store_whole(row + uint64_t(k) * sizeof(Values<T>) + i * kPackBytes, pack);
     }
   }
   SIGNAL_DEVICE Values<T> load_sum(uint64_t row, uint32_t k) const {
-    if (!has_wide_sums()) return widened<T>(load_whole<From::kPeer>(row + uint64_t(k) * kPackBytes));
+    if (!has_wide_sums()) return widen<T>(load_whole<From::kPeer>(row + uint64_t(k) * kPackBytes));
     Values<T> x;
     SIGNAL_UNROLL
     for (uint32_t i = 0; i < sizeof(Values<T>) / kPackBytes; i++) {
       const Pack pack = load_whole<From::kPeer>(row + uint64_t(k) * sizeof(Values<T>) + i * kPackBytes);
       SIGNAL_UNROLL
-      for (uint32_t w = 0; w < 4; w++) x.of[4 * i + w] = platform::as_float(pack.word[w]);
+      for (uint32_t w = 0; w < 4; w++) x.value[4 * i + w] = platform::as_float(pack.word[w]);
     }
     return x;
   }
@@ -109,7 +109,7 @@ struct TwoStageNorm {
   SIGNAL_DEVICE void gather() const {
     for_rows_of(g.rank, [&](uint32_t j) SIGNAL_INLINE {
       for_packs([&](uint32_t k) SIGNAL_INLINE {
-        const Values<T> x = kScatters ? sum(j, k) : widened<T>(own(in_shard(j), k));
+        const Values<T> x = kScatters ? sum(j, k) : widen<T>(own(in_shard(j), k));
         for (uint32_t r = 0; r < g.world; r++) store_sum(g.base[r] + sums_at(g.rank, j), k, x);
       });
     });

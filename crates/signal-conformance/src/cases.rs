@@ -28,3 +28,4 @@ pub mod special;
 pub mod split;
 pub mod streams;
 pub mod two_shot;
+pub mod user;

@@ -91,6 +91,11 @@ macro_rules! suite {
                     norm_in_graphs_and_between_calls,
                     norm_misuse,
                     norm_names_the_missing_rank;
+                user:
+                    user_kernels_between_calls,
+                    user_kernels_refused,
+                    user_kernels_name_the_missing_rank,
+                    user_kernels_are_checked;
                 barrier:
                     barrier_every_world_and_domain,
                     barrier_waits_for_the_last_rank,

@@ -28,7 +28,7 @@ pub struct Rig<B: Backend> {
 }
 
 /// Cases that watch the clock, or whose ranks do, begin so.
-const BY_THE_CLOCK: [&str; 9] = [
+const BY_THE_CLOCK: [&str; 10] = [
     "abort_",
     "barrier_waits",
     "domains_",
@@ -38,6 +38,7 @@ const BY_THE_CLOCK: [&str; 9] = [
     "split_",
     "streams_",
     "timeout_",
+    "user_kernels_name",
 ];
 
 /// Runs one case: alone where cases share devices, or where it watches the clock. `check` then looks at the backend, and panics if

@@ -128,11 +128,21 @@ pub type Found = std::result::Result<(u64, usize), String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
 
+/// A kernel of a module: its position among the names that the module was loaded with. Of the embedded image these are the catalogue's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry(pub usize);
+
+impl From<Kernel> for Entry {
+    fn from(kernel: Kernel) -> Self {
+        Entry(kernel.index())
+    }
+}
+
 /// One launch of one kernel with one plain parameter struct.
 #[derive(Debug)]
 pub struct Launch<'a, B: Backend> {
-    /// The kernel.
-    pub kernel: Kernel,
+    /// The kernel, of the module that it is launched from.
+    pub kernel: Entry,
     /// Blocks.
     pub grid: u32,
     /// Threads a block.
@@ -174,8 +184,10 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     type Graph: Debug + Send + Sync;
     /// A reference-counted allocation.
     type Buffer: Clone + Debug + Send + Sync;
-    /// The kernel image, loaded on one device.
+    /// A kernel image, loaded on one device.
     type Module: Clone + Debug + Send + Sync;
+    /// A kernel image as it is handed over: the bytes that the driver loads, or a table of functions.
+    type Image: ?Sized + 'static;
 
     /// Enumerates the devices, in the driver's order. An error if there is none.
     fn devices(&self) -> Result<Vec<Self::Device>>;
@@ -269,16 +281,22 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
 
     /// Loads every kernel of the catalogue, now: a kernel that loaded lazily while a peer spins could deadlock.
     fn load(device: &Self::Device) -> Result<Self::Module>;
+    /// The image that the backend was opened with, which [`load`](Self::load) loads.
+    fn image(device: &Self::Device) -> &'static Self::Image;
+    /// Loads an image that a user brings, and those of its kernels that have these names, now. It stays loaded for the rest of the program.
+    ///
+    /// Nothing is believed of the image's size or form, but its code is trusted.
+    fn load_image(device: &Self::Device, image: &Self::Image, names: &[&str]) -> Result<Self::Module>;
     /// What code the device took from the image, for `doctor`: such as "sm_90", or "sm_120, from compute_90".
     fn code(module: &Self::Module) -> String;
     /// Fingerprint of the image's sources, flags and compiler. Ranks of one communicator must agree on it.
     fn fingerprint(module: &Self::Module) -> u64;
-    /// Blocks of `threads` threads of `kernel` that can be resident on the device at once.
-    fn resident_blocks(module: &Self::Module, kernel: Kernel, threads: u32) -> Result<u32>;
+    /// Blocks of `threads` threads of `kernel` that can be resident on the device at once; 0 if it takes no such block.
+    fn resident_blocks(module: &Self::Module, kernel: Entry, threads: u32) -> Result<u32>;
     /// Enqueues a kernel. `grid` and `threads` are at least 1 and within the device's limits.
     ///
     /// # Safety
-    /// - `launch.params` holds the kernel's parameter struct.
+    /// - `launch.kernel` is a kernel of `module`, and `launch.params` holds its parameter struct.
     /// - Every address in it stays valid until the kernel has finished: `launch.uses` keeps memory of this process
     ///   alive, for other memory the caller answers.
     /// - Nothing else writes memory that the kernel reads, nor touches what it writes, except as the protocol orders.

@@ -355,6 +355,23 @@ pub enum ApiMisuse {
         /// The limit.
         limit: u32,
     },
+    /// A kernel of a user takes registers and shared memory of its own, so fewer of its blocks may fit than of the library's.
+    #[error(
+        "a grid of {blocks} blocks of {threads} threads was asked for of {kernel}, {budget} can be resident at once on this rank"
+    )]
+    KernelGrid {
+        /// The kernel.
+        kernel: String,
+        /// Blocks asked for.
+        blocks: u32,
+        /// Threads of each.
+        threads: u32,
+        /// Blocks that fit.
+        budget: u32,
+    },
+    /// Every rank hears from every peer in a call through the Lamport region, so it has a byte at least.
+    #[error("a kernel that uses the lamport region was launched for no bytes")]
+    LamportOfNothing,
     /// `alloc` is collective: call k has the same size on every rank.
     #[error("rank {rank} allocates {bytes} bytes where rank {first} allocated {expected}")]
     UnequalAlloc {
@@ -644,6 +661,22 @@ pub enum Image {
         target: &'static str,
         /// The entry name.
         kernel: String,
+    },
+    /// The image is not one, or not a whole one.
+    #[error("the {target} image cannot be loaded: {why}")]
+    Broken {
+        /// "host", "cuda" or "hip".
+        target: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A user's image was compiled with another version of `signal/device.h`, or lacks its `SIGNAL_IMAGE`.
+    #[error(
+        "the image lacks the mark {mark}: it was compiled with another version of signal/device.h, or has no SIGNAL_IMAGE"
+    )]
+    Abi {
+        /// The entry that marks images of this version.
+        mark: &'static str,
     },
     /// The image was built for another layout.
     #[error("the {target} image has layout version {found}, the library has {expected}")]

@@ -9,6 +9,8 @@
 //! - A [`Communicator`] is one rank. Its typed calls check everything that can be checked on the host before anything is
 //!   enqueued; what remains, that all ranks make the same calls in the same order, ends as [`Error::Timeout`] if it is
 //!   broken, never as a hang.
+//! - Kernels of a user ([`Call::launch_kernel`]) get the host's checks too; what they do is theirs, by the rules that
+//!   `include/signal/device.h` states.
 //! - The raw layer ([`Call::all_reduce_raw`]) takes addresses; its caller answers for their lifetime.
 //!
 //! Data flows one way: settings and shapes become a [`Plan`], a plan and addresses become parameters, parameters become
@@ -24,6 +26,7 @@ mod comm;
 pub mod deferred;
 mod dtype;
 pub mod error;
+pub mod image;
 pub mod kernel;
 pub mod layout;
 pub mod mapping;
@@ -34,12 +37,14 @@ pub mod rendezvous;
 mod settings;
 mod signal;
 
-pub use self::backend::{Backend, DeviceFamily, DeviceInfo, Launch, Link, MemoryKind, PeerAccess, Readers, StreamId};
+pub use self::backend::{
+    Backend, DeviceFamily, DeviceInfo, Entry, Launch, Link, MemoryKind, PeerAccess, Readers, StreamId,
+};
 pub use self::buffer::{DeviceBuffer, Slice, SliceMut};
 pub use self::collective::Collective;
 pub use self::comm::{
     AbortHandle, BarrierProbe, Builder, Call, CallOptions, Communicator, Domain, LayerNorm, NormOutput, Registration,
-    RmsNorm, Transfers,
+    RmsNorm, Transfers, UserKernel, UserLaunch,
 };
 pub use self::dtype::{Dtype, E4m3, E5m2, Element, Float, ReduceOp};
 pub use self::error::{ApiMisuse, Error, Result, Timeout};

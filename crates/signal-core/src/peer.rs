@@ -91,7 +91,7 @@ pub(crate) fn write_pattern<B: Backend>(
             delay: 0,
         };
         let launch = Launch {
-            kernel: Kernel::PeerProbe,
+            kernel: Kernel::PeerProbe.into(),
             grid: 1,
             threads: 64,
             params: bytes_of(&params),

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use signal_core::backend::Found;
 use signal_core::error::Result;
-use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, Readers, StreamId};
+use signal_core::{Backend, DeviceInfo, Entry, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 
 /// The bindings of cudarc that this backend calls, for what it does not wrap: handles such as [`Stream::raw`].
 pub use cudarc::driver::sys;
@@ -60,6 +60,7 @@ impl Backend for Cuda {
     type Graph = Graph;
     type Buffer = Buffer;
     type Module = Module;
+    type Image = [u8];
 
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
@@ -202,6 +203,14 @@ impl Backend for Cuda {
         device.module()
     }
 
+    fn image(device: &Device) -> &'static [u8] {
+        device.image().bytes
+    }
+
+    fn load_image(device: &Device, image: &[u8], names: &[&str]) -> Result<Module> {
+        Module::load_user(device, image, names)
+    }
+
     fn code(module: &Module) -> String {
         module.code().to_string()
     }
@@ -210,7 +219,7 @@ impl Backend for Cuda {
         module.fingerprint()
     }
 
-    fn resident_blocks(module: &Module, kernel: Kernel, threads: u32) -> Result<u32> {
+    fn resident_blocks(module: &Module, kernel: Entry, threads: u32) -> Result<u32> {
         module.resident_blocks(kernel, threads)
     }
 

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
     CUmodule, CUresult,
 };
 use signal_core::error::{Error, Image, Result};
-use signal_core::{Kernel, Launch};
+use signal_core::{Entry, Kernel, Launch, image};
 
 use crate::Cuda;
 use crate::device::Device;
@@ -17,15 +17,17 @@ use crate::driver::check;
 use crate::quiet::launching;
 use crate::stream::Stream;
 
-/// The image on one device, every kernel of it loaded. Stays loaded for the rest of the program.
+/// An image on one device, its kernels loaded. Stays loaded for the rest of the program.
 #[derive(Clone, Debug)]
 pub struct Module(Arc<ModuleInner>);
 
 #[derive(Debug)]
 struct ModuleInner {
     device: Device,
-    functions: [CUfunction; Kernel::COUNT],
+    /// In the order of the names that were asked for.
+    functions: Vec<CUfunction>,
     code: Code,
+    fingerprint: u64,
 }
 
 /// What code the driver took from the image.
@@ -59,20 +61,49 @@ impl Module {
         if !image.archs.iter().any(|arch| runs_on(arch, device.capability())) {
             return Err(unfit());
         }
+        // SAFETY: the image is a whole fat binary of the build script's, and lives for the rest of the program.
+        unsafe { Module::load_bytes(device, image.bytes, Kernel::names(), image.fingerprint, unfit) }
+    }
+
+    /// An image of a user.
+    pub(crate) fn load_user(device: &Device, bytes: &[u8], names: &[&str]) -> Result<Module> {
+        image::check_cuda(bytes).map_err(|why| Image::Broken { target: "cuda", why })?;
+        let device_arch = device.info().arch.clone();
+        let unfit = || Image::Arch { available: "other architectures".to_owned(), device: device_arch }.into();
+        // SAFETY: by what it says of its own length the image is whole, and PTX ends with the zero behind it; the copy lives for the rest of
+        // the program.
+        unsafe { Module::load_bytes(device, image::keep(bytes), names, 0, unfit) }
+    }
+
+    /// # Safety
+    /// The bytes are as long as they say of themselves, or are followed by a zero.
+    unsafe fn load_bytes(
+        device: &Device,
+        bytes: &'static [u8],
+        names: &[&str],
+        fingerprint: u64,
+        unfit: impl FnOnce() -> Error,
+    ) -> Result<Module> {
         let _current = device.enter()?;
         let mut module: CUmodule = std::ptr::null_mut();
         let null = std::ptr::null_mut::<std::ffi::c_void>();
-        // SAFETY: the image is a whole fat binary, which carries its own length; the output outlives the call.
-        let result = unsafe {
-            sys::cuModuleLoadDataEx(&raw mut module, image.bytes.as_ptr().cast(), 0, null.cast(), null.cast())
-        };
-        if matches!(result, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
-            return Err(unfit());
+        // SAFETY: the caller's promise of the bytes; the output outlives the call.
+        let result =
+            unsafe { sys::cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), 0, null.cast(), null.cast()) };
+        match result {
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                return Err(unfit());
+            }
+            CUresult::CUDA_ERROR_INVALID_IMAGE
+            | CUresult::CUDA_ERROR_INVALID_SOURCE
+            | CUresult::CUDA_ERROR_INVALID_PTX => {
+                return Err(Image::Broken { target: "cuda", why: "the driver does not take it".to_owned() }.into());
+            }
+            result => check("cuModuleLoadDataEx", result)?,
         }
-        check("cuModuleLoadDataEx", result)?;
 
-        let mut functions: [CUfunction; Kernel::COUNT] = [std::ptr::null_mut(); Kernel::COUNT];
-        for (function, name) in functions.iter_mut().zip(Kernel::names()) {
+        let mut functions: Vec<CUfunction> = vec![std::ptr::null_mut(); names.len()];
+        for (function, name) in functions.iter_mut().zip(names) {
             let missing = || Error::from(Image::Kernel { target: "cuda", kernel: (*name).to_owned() });
             let entry = CString::new(*name).map_err(|_| missing())?;
             // SAFETY: the module is loaded, the name ends with a null, the output outlives the call.
@@ -83,18 +114,16 @@ impl Module {
             // Now: a kernel that loaded at its first launch could wait for one that spins.
             device.driver().load_function(*function)?;
         }
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: the function is loaded; the output outlives the call.
-            let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, functions[0]) };
-            check("cuFuncGetAttribute", result).map(|()| value as u32)
+        let Some(&first) = functions.first() else {
+            return Err(Image::Kernel { target: "cuda", kernel: "of any name".to_owned() }.into());
         };
+        let attribute = |of| attribute(first, of);
         let code = Code {
             binary: attribute(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
             virtual_arch: attribute(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
         };
         tracing::debug!(device = ?device, ?code, "loaded the kernel image");
-        Ok(Module(Arc::new(ModuleInner { device: device.clone(), functions, code })))
+        Ok(Module(Arc::new(ModuleInner { device: device.clone(), functions, code, fingerprint })))
     }
 
     /// What code the driver took from the image.
@@ -107,13 +136,21 @@ impl Module {
         self.0.functions[kernel.index()]
     }
 
-    pub(crate) fn fingerprint(&self) -> u64 {
-        self.0.device.image().fingerprint
+    fn entry(&self, kernel: Entry) -> Result<CUfunction> {
+        let missing = || Image::Kernel { target: "cuda", kernel: format!("{kernel:?}") }.into();
+        self.0.functions.get(kernel.0).copied().ok_or_else(missing)
     }
 
-    pub(crate) fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    pub(crate) fn resident_blocks(&self, kernel: Entry, threads: u32) -> Result<u32> {
         let _current = self.0.device.enter()?;
-        let function = self.function(kernel);
+        let function = self.entry(kernel)?;
+        if threads > attribute(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? {
+            return Ok(0);
+        }
         let mut blocks = 0;
         // SAFETY: the function is loaded; the output outlives the call.
         let result =
@@ -144,7 +181,7 @@ impl Module {
             attrs: &raw mut early,
             numAttrs: attributes,
         };
-        let function = self.function(launch.kernel);
+        let function = self.entry(launch.kernel)?;
         let _launching = launching();
         // SAFETY: the function takes one struct, whose bytes the caller promises; the driver copies it and does not
         // write through the pointer. Stream and function are alive and of one context.
@@ -152,6 +189,13 @@ impl Module {
             unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) };
         check("cuLaunchKernelEx", result)
     }
+}
+
+fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32> {
+    let mut value = 0;
+    // SAFETY: the function is loaded; the output outlives the call.
+    let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
+    check("cuFuncGetAttribute", result).map(|()| value as u32)
 }
 
 /// Programmatic stream serialization: the launch need not wait for the end of the kernel before it.

@@ -1,13 +1,14 @@
 //! The opened backend and its devices. All devices are the one machine that the program runs on.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use signal_core::backend::{DeviceFamily, DeviceInfo};
 use signal_core::error::{ApiMisuse, Error, Result, Unavailable};
 
 use crate::canary::{Overwritten, Watch};
-use crate::module::{HostImage, HostKernel};
+use crate::module::{HostImage, HostImageTable, HostKernel};
 use crate::sync::{Shared, SpinLock};
 
 /// What the backend pretends to be.
@@ -88,7 +89,9 @@ pub struct Host(Shared<HostInner>);
 
 pub(crate) struct HostInner {
     pub(crate) config: HostConfig,
-    pub(crate) kernels: Vec<HostKernel>,
+    pub(crate) table: &'static HostImageTable,
+    /// In catalogue order.
+    pub(crate) kernels: Arc<[HostKernel]>,
     pub(crate) fingerprint: u64,
     /// Bytes of memory of the machine, 0 where it cannot be told.
     pub(crate) memory_bytes: u64,
@@ -104,9 +107,10 @@ impl Host {
     /// configuration cannot be had.
     pub fn open(image: HostImage, config: HostConfig) -> Result<Host> {
         config.check()?;
-        let kernels = image.index()?;
+        let (table, kernels) = image.index()?;
         Ok(Host(Shared::new(HostInner {
             config,
+            table,
             kernels,
             fingerprint: image.fingerprint,
             memory_bytes: memory_bytes(),

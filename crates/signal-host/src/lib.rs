@@ -51,9 +51,8 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use signal_core::backend::{Backend, DeviceInfo, Found, Launch, MemoryKind, PeerAccess, Readers, StreamId};
+use signal_core::backend::{Backend, DeviceInfo, Entry, Found, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 use signal_core::error::{ApiMisuse, Result};
-use signal_core::kernel::Kernel;
 
 use command::Command;
 
@@ -74,6 +73,7 @@ impl Backend for Host {
     type Graph = Graph;
     type Buffer = Buffer;
     type Module = Module;
+    type Image = HostImageTable;
 
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
@@ -229,6 +229,14 @@ impl Backend for Host {
         Ok(Module::new(device))
     }
 
+    fn image(device: &Device) -> &'static HostImageTable {
+        device.host().table
+    }
+
+    fn load_image(device: &Device, image: &HostImageTable, names: &[&str]) -> Result<Module> {
+        Module::of(device, image, names)
+    }
+
     fn code(_module: &Module) -> String {
         std::env::consts::ARCH.to_owned()
     }
@@ -237,7 +245,7 @@ impl Backend for Host {
         module.fingerprint()
     }
 
-    fn resident_blocks(_module: &Module, _kernel: Kernel, threads: u32) -> Result<u32> {
+    fn resident_blocks(_module: &Module, _kernel: Entry, threads: u32) -> Result<u32> {
         Ok(pool::resident_blocks(threads))
     }
 

@@ -6,13 +6,14 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::mem::{align_of, offset_of, size_of};
 use std::ptr;
+use std::sync::Arc;
 
+use signal_core::backend::Entry;
 use signal_core::error::{Image, Result};
 use signal_core::kernel::Kernel;
 use signal_core::layout::LAYOUT_VERSION;
 
 use crate::device::{Device, HostInner};
-use crate::sync::Shared;
 
 /// A host kernel. Every thread of the grid calls it once, with the same parameters.
 pub type HostKernel = unsafe extern "C" fn(params: *const c_void, thread: *const HostThread);
@@ -48,8 +49,8 @@ impl HostEntry {
     /// Names a kernel.
     ///
     /// # Safety
-    /// `run` is the kernel that the catalogue ([`Kernel`]) has under this name: given that kernel's parameter struct,
-    /// it touches only the memory that the struct, the thread description and the protocol give it, and does not
+    /// `run` is the kernel that the catalogue ([`Kernel`]) has under this name, or a user's of a name that is not there: given that kernel's
+    /// parameter struct, it touches only the memory that the struct, the thread description and the protocol give it, and does not
     /// unwind.
     pub const unsafe fn new(name: &'static CStr, run: HostKernel) -> Self {
         HostEntry { name: name.as_ptr(), run: Some(run) }
@@ -120,24 +121,29 @@ pub struct HostImage {
 }
 
 impl HostImage {
-    /// The kernels in catalogue order.
-    pub(crate) fn index(&self) -> Result<Vec<HostKernel>> {
-        const TARGET: &str = "host";
+    /// The table, and its kernels in catalogue order.
+    pub(crate) fn index(&self) -> Result<(&'static HostImageTable, Arc<[HostKernel]>)> {
         let Some(table) = self.table else {
             return Err(Image::Missing { target: TARGET, missing: self.missing.to_string() }.into());
         };
-        if table.layout_version != LAYOUT_VERSION {
-            let (found, expected) = (table.layout_version, LAYOUT_VERSION);
+        Ok((table, table.kernels(Kernel::names())?))
+    }
+}
+
+const TARGET: &str = "host";
+
+impl HostImageTable {
+    /// The kernels of these names.
+    fn kernels(&self, names: &[&str]) -> Result<Arc<[HostKernel]>> {
+        if self.layout_version != LAYOUT_VERSION {
+            let (found, expected) = (self.layout_version, LAYOUT_VERSION);
             return Err(Image::Layout { target: TARGET, found, expected }.into());
         }
-        Kernel::names()
-            .iter()
-            .map(|&name| {
-                let entry = table.entries().iter().find(|entry| entry.is_named(name));
-                let run = entry.and_then(|entry| entry.run);
-                run.ok_or_else(|| Image::Kernel { target: TARGET, kernel: name.to_string() }.into())
-            })
-            .collect()
+        let find = |&name: &&str| {
+            let run = self.entries().iter().find(|entry| entry.is_named(name)).and_then(|entry| entry.run);
+            run.ok_or_else(|| Image::Kernel { target: TARGET, kernel: name.to_string() }.into())
+        };
+        names.iter().map(find).collect()
     }
 }
 
@@ -158,25 +164,33 @@ impl fmt::Debug for HostEntry {
     }
 }
 
-/// The image on one device. Host code is loaded with the program, so this is a view of it.
+/// An image on one device. Host code is loaded with the program, so this is a view of it.
 #[derive(Clone)]
 pub struct Module {
-    host: Shared<HostInner>,
+    kernels: Arc<[HostKernel]>,
+    fingerprint: u64,
     device: Device,
 }
 
 impl Module {
+    /// The embedded image.
     pub(crate) fn new(device: &Device) -> Self {
-        Module { host: device.host().clone(), device: device.clone() }
+        let HostInner { kernels, fingerprint, .. } = &**device.host();
+        Module { kernels: kernels.clone(), fingerprint: *fingerprint, device: device.clone() }
     }
 
-    pub(crate) fn kernel(&self, kernel: Kernel) -> HostKernel {
-        // `Host::open` refuses an image that lacks a kernel of the catalogue, and `index` stays below its length.
-        self.host.kernels[kernel.index()]
+    /// A user's, of which nothing is known but its functions.
+    pub(crate) fn of(device: &Device, table: &HostImageTable, names: &[&str]) -> Result<Self> {
+        Ok(Module { kernels: table.kernels(names)?, fingerprint: 0, device: device.clone() })
+    }
+
+    pub(crate) fn kernel(&self, kernel: Entry) -> Result<HostKernel> {
+        let missing = || Image::Kernel { target: TARGET, kernel: format!("{kernel:?}") }.into();
+        self.kernels.get(kernel.0).copied().ok_or_else(missing)
     }
 
     pub(crate) fn fingerprint(&self) -> u64 {
-        self.host.fingerprint
+        self.fingerprint
     }
 
     pub(crate) fn device(&self) -> &Device {

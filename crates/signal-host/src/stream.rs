@@ -164,7 +164,7 @@ impl Stream {
             return Err(ApiMisuse::Grid { blocks, budget }.into());
         }
         // SAFETY: passed on from the caller. The table has under each name the kernel that the catalogue means.
-        let grid = unsafe { Grid::new(module.kernel(kernel), blocks, threads, params, uses)? };
+        let grid = unsafe { Grid::new(module.kernel(kernel)?, blocks, threads, params, uses)? };
         // Here, and not in the worker: running out of threads is this caller's error, and nothing has been enqueued.
         self.0.core.pool.hire((blocks * threads) as usize)?;
         self.enqueue(Command::Launch(Box::new(grid)));

@@ -101,6 +101,12 @@ static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
         HostEntry::new(c"signal_rms_norm_f32", no_kernel),
         HostEntry::new(c"signal_rms_norm_f16", no_kernel),
         HostEntry::new(c"signal_rms_norm_bf16", no_kernel),
+        HostEntry::new(c"signal_norm_rows_f32", no_kernel),
+        HostEntry::new(c"signal_norm_rows_f16", no_kernel),
+        HostEntry::new(c"signal_norm_rows_bf16", no_kernel),
+        HostEntry::new(c"signal_norm_narrow_rows_f32", no_kernel),
+        HostEntry::new(c"signal_norm_narrow_rows_f16", no_kernel),
+        HostEntry::new(c"signal_norm_narrow_rows_bf16", no_kernel),
         HostEntry::new(c"signal_all_reduce_rms_norm_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_rms_norm_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_rms_norm_bf16", no_kernel),
@@ -110,12 +116,24 @@ static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
         HostEntry::new(c"signal_all_reduce_rms_norm_pair_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_rms_norm_pair_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_rms_norm_pair_bf16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_f32", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_f16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_bf16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_small_f32", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_small_f16", no_kernel),
-        HostEntry::new(c"signal_all_reduce_rms_norm_wide_small_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_small_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_small_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_small_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_pair_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_pair_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_pair_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_bf16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_small_f32", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_small_f16", no_kernel),
+        HostEntry::new(c"signal_all_reduce_norm_wide_small_bf16", no_kernel),
+        HostEntry::new(c"signal_norm_two_stage_f32", no_kernel),
+        HostEntry::new(c"signal_norm_two_stage_f16", no_kernel),
+        HostEntry::new(c"signal_norm_two_stage_bf16", no_kernel),
         HostEntry::new(c"signal_lines_move", no_kernel),
         HostEntry::new(c"signal_move", no_kernel),
         HostEntry::new(c"signal_move_counted", no_kernel),
@@ -195,7 +213,8 @@ impl Bench {
         uses: &[&Buffer],
     ) -> Result<()> {
         let bytes: Vec<u8> = params.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let launch = Launch { kernel, grid: shape.0, threads: shape.1, params: &bytes, early: false, uses };
+        let launch =
+            Launch { kernel: kernel.into(), grid: shape.0, threads: shape.1, params: &bytes, early: false, uses };
         // SAFETY: the tests below pass what the kernels above ask for.
         unsafe { Host::launch(stream, &self.module, &launch) }
     }

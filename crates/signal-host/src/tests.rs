@@ -378,7 +378,7 @@ fn the_image_describes_itself() {
     let bench = Bench::new();
     assert_eq!(Host::fingerprint(&bench.module), 0xfeed);
     for kernel in [APPEND, MEET, ASSEMBLE, HOLD, BUMP] {
-        assert_eq!(Host::resident_blocks(&bench.module, kernel, 1), Ok(1024));
+        assert_eq!(Host::resident_blocks(&bench.module, kernel.into(), 1), Ok(1024));
     }
     assert_eq!(Host::NAME, "host");
     let debug = format!("{:?} {:?} {:?} {:?}", bench.host, bench.device, bench.stream, bench.module);

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use signal_core::backend::Found;
 use signal_core::error::Result;
-use signal_core::{Backend, DeviceInfo, Kernel, Launch, MemoryKind, PeerAccess, Readers, StreamId};
+use signal_core::{Backend, DeviceInfo, Entry, Launch, MemoryKind, PeerAccess, Readers, StreamId};
 
 pub use self::device::{Device, Rocm, RocmImage};
 pub use self::event::Event;
@@ -52,6 +52,7 @@ impl Backend for Rocm {
     type Graph = Graph;
     type Buffer = Buffer;
     type Module = Module;
+    type Image = [u8];
 
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
@@ -194,6 +195,14 @@ impl Backend for Rocm {
         device.module()
     }
 
+    fn image(device: &Device) -> &'static [u8] {
+        device.image().bytes
+    }
+
+    fn load_image(device: &Device, image: &[u8], names: &[&str]) -> Result<Module> {
+        Module::load_user(device, image, names)
+    }
+
     fn code(module: &Module) -> String {
         module.code()
     }
@@ -202,7 +211,7 @@ impl Backend for Rocm {
         module.fingerprint()
     }
 
-    fn resident_blocks(module: &Module, kernel: Kernel, threads: u32) -> Result<u32> {
+    fn resident_blocks(module: &Module, kernel: Entry, threads: u32) -> Result<u32> {
         module.resident_blocks(kernel, threads)
     }
 

@@ -42,6 +42,8 @@ pub const hipErrorOutOfMemory: hipError_t = 2;
 pub const hipErrorNoDevice: hipError_t = 100;
 /// No such device.
 pub const hipErrorInvalidDevice: hipError_t = 101;
+/// The image is none.
+pub const hipErrorInvalidImage: hipError_t = 200;
 /// The image has no code for the device.
 pub const hipErrorNoBinaryForGpu: hipError_t = 209;
 /// No such symbol.

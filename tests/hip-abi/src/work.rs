@@ -206,7 +206,7 @@ pub unsafe extern "C" fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
     // SAFETY: the caller of the interface passes a function of this library's.
     code(unsafe { look::<Function>(function) }.and_then(|f| {
         let threads = engine_threads(threads.cast_unsigned());
-        let blocks = failed(Engine::resident_blocks(&f.module, f.kernel, threads))?;
+        let blocks = failed(Engine::resident_blocks(&f.module, f.kernel.into(), threads))?;
         // SAFETY: the caller's output.
         unsafe { put(to, blocks.cast_signed()) }
     }))
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
         // SAFETY: the caller passes the address of each parameter, of which every kernel has one.
         let params = unsafe { std::slice::from_raw_parts((*params).cast::<u8>(), param_bytes(function.kernel)) };
         let launch = Launch::<Engine> {
-            kernel: function.kernel,
+            kernel: function.kernel.into(),
             grid,
             threads: engine_threads(block),
             params,

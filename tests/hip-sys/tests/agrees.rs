@@ -150,6 +150,7 @@ fn constants() {
         (sys::hipErrorOutOfMemory, Error::hipErrorOutOfMemory),
         (sys::hipErrorNoDevice, Error::hipErrorNoDevice),
         (sys::hipErrorInvalidDevice, Error::hipErrorInvalidDevice),
+        (sys::hipErrorInvalidImage, Error::hipErrorInvalidImage),
         (sys::hipErrorNoBinaryForGpu, Error::hipErrorNoBinaryForGpu),
         (sys::hipErrorNotFound, Error::hipErrorNotFound),
         (sys::hipErrorNotReady, Error::hipErrorNotReady),

@@ -255,7 +255,7 @@ fn produce<B: Backend>(
         delay: ticks as u32,
     };
     let launch = Launch {
-        kernel: Kernel::PeerProbe,
+        kernel: Kernel::PeerProbe.into(),
         grid: 1,
         threads: if B::describe(comm.device()).family == DeviceFamily::Host { 1 } else { 64 },
         params: bytemuck::bytes_of(&params),

@@ -85,11 +85,12 @@ impl<B: Backend> Builder<B> {
 
         let infos: Vec<_> = devices.iter().map(B::describe).collect();
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
+        let sharing = |device: &B::Device| devices.iter().filter(|other| *other == device).count();
         let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
-            let sharing = devices.iter().filter(|other| *other == device).count();
-            rooms::<B>(device, module, max_threads, settings, sharing)
+            rooms::<B>(device, module, max_threads, shares(settings, sharing(device)), settings)
         });
-        let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?);
+        let most = devices.iter().map(sharing).max().unwrap_or(1);
+        let budget = BlockBudget::new(max_threads, &rooms.collect::<Result<Vec<_>>>()?, shares(settings, most));
         budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
 
         let seats = devices.into_iter().zip(modules).map(|(device, module)| {
@@ -236,21 +237,25 @@ pub(super) fn compare<V: AsRef<str>>(names: &[&'static str], ranks: &[Vec<V>]) -
     Ok(())
 }
 
-/// The rooms for each class of blocks, of any kernel, on one device, which `sharing` ranks divide, and open domains.
+/// Streams of calls that divide a device of `sharing` ranks.
+pub(super) fn shares(settings: &Settings, sharing: usize) -> u32 {
+    (sharing * if settings.domains { NUM_BARRIER_DOMAINS } else { 1 }) as u32
+}
+
+/// The rooms for each class of blocks, of any kernel, on one device, which so many shares divide.
 pub(super) fn rooms<B: Backend>(
     device: &B::Device,
     module: &B::Module,
     max_threads: u32,
+    shares: u32,
     settings: &Settings,
-    sharing: usize,
 ) -> Result<Vec<Room>> {
     let units = B::describe(device).compute_units;
-    let shares = sharing * if settings.domains { NUM_BARRIER_DOMAINS } else { 1 };
     let most = settings.max_blocks.unwrap_or(u32::MAX).min(MAX_NUM_BLOCKS_UPPER_BOUND as u32);
     BlockBudget::classes(max_threads)
         .map(|threads| {
             Kernel::all().try_fold(Room { blocks: most, units, a_unit: u32::MAX }, |room, kernel| {
-                Ok(room.min(Room::of(B::resident_blocks(module, kernel, threads)?, units, shares as u32)))
+                Ok(room.min(Room::of(B::resident_blocks(module, kernel.into(), threads)?, units, shares)))
             })
         })
         .collect()

@@ -207,7 +207,7 @@ impl<'c, B: Backend> Call<'c, B> {
         let early = comm.allows_early(grid, threads);
         let uses = comm.group_memory();
         let params = bytes_of(&params);
-        let launch = Launch { kernel: Kernel::Check, grid, threads, params, early, uses: uses.as_slice() };
+        let launch = Launch { kernel: Kernel::Check.into(), grid, threads, params, early, uses: uses.as_slice() };
         // SAFETY: the parameters are the check's, and name no memory but the group's, which is in the list.
         unsafe { B::launch(stream, &comm.own.module, &launch) }
     }
@@ -224,22 +224,38 @@ impl<'c, B: Backend> Call<'c, B> {
         B: 'a,
     {
         let Work { kernel, grid, threads, params, partners, same_grid, described } = work;
-        self.comm.group.budget.check(grid, threads)?;
-        self.comm.check_poison()?;
-        self.comm.take_stream(self.options.domain, stream)?;
-        self.comm.keep_pace(self.options.domain, stream, partners)?;
-        if let Some(described) = described.filter(|_| self.comm.checks()) {
-            self.launch_check(stream, partners, &described)?;
-        }
         let comm = self.comm;
+        comm.group.budget.check(grid, threads)?;
         let mut all = comm.group_memory();
         for buffer in uses {
             all.extend([buffer]); // one by one: borrowed for as long as this list, not for 'a
         }
         let early = same_grid && comm.allows_early(grid, threads);
-        let launch = Launch { kernel, grid, threads, params, early, uses: all.as_slice() };
+        let launch = Launch { kernel: kernel.into(), grid, threads, params, early, uses: all.as_slice() };
         // SAFETY: passed on to the caller; the group's memory is in the list.
-        unsafe { B::launch(stream, &comm.own.module, &launch) }
+        unsafe { self.launch_from(stream, &comm.own.module, &launch, partners, described.as_ref()) }
+    }
+
+    /// Launches what fits, behind all that may still speak against it.
+    ///
+    /// # Safety
+    /// As [`Backend::launch`]; the group's memory is among what the launch uses.
+    pub(super) unsafe fn launch_from(
+        self,
+        stream: &B::Stream,
+        module: &B::Module,
+        launch: &Launch<'_, B>,
+        partners: u32,
+        described: Option<&Compared>,
+    ) -> Result<()> {
+        self.comm.check_poison()?;
+        self.comm.take_stream(self.options.domain, stream)?;
+        self.comm.keep_pace(self.options.domain, stream, partners)?;
+        if let Some(described) = described.filter(|_| self.comm.checks()) {
+            self.launch_check(stream, partners, described)?;
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { B::launch(stream, module, launch) }
     }
 }
 
@@ -273,7 +289,7 @@ impl<'a, T: 'a> BufferList<'a, T> {
         }
     }
 
-    fn as_slice(&self) -> &[&'a T] {
+    pub(super) fn as_slice(&self) -> &[&'a T] {
         if self.many.is_empty() { &self.few[..self.len] } else { &self.many }
     }
 }

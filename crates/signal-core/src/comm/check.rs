@@ -17,6 +17,7 @@ use crate::plan::Plan;
 ///         room in elements << 16, and the bytes of one; of normed rows their number << 32, and the elements of one
 /// ```
 /// Of normed rows the operator is the format, and the root 1 for LayerNorm, and 2 more for a fast one.
+/// Of a user's kernel: a hash of its name in bits 4..16 and 48..61 of word 0, and in word 1 what the user says of the call.
 /// Of sends and receives: the bytes from the lower to the higher rank in word 0 from bit 4 on, those of the other way in word 1.
 /// Bits 61 to 63 of both stay clear, as the kernel asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,7 @@ const RAGGED: u64 = 4;
 const SEND_RECV: u64 = 5;
 const COUNTED: u64 = 6;
 const ROWS: u64 = 7;
+const USER: u64 = 8;
 
 /// The bits of a word that may be set.
 const BITS: u64 = u64::MAX >> 3;
@@ -79,6 +81,15 @@ impl Description {
         };
         let kind = kind | (plan.algorithm as u64) << 12 | (root as u64) << 48 | (collective as u64) << 52;
         Description([kind | grid(plan.blocks, plan.threads), amount & BITS])
+    }
+
+    pub(crate) fn user(name: &str, blocks: u32, threads: u32, word: u64) -> Self {
+        // FNV-1a.
+        let hash = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let (low, high) = (hash >> 20 & 0xfff, hash >> 32 & 0x1fff);
+        Description([USER | low << 4 | grid(blocks, threads) | high << 48, word & BITS])
     }
 
     pub(crate) fn send_recv(to_higher: u64, to_lower: u64) -> Self {
@@ -142,6 +153,10 @@ impl fmt::Display for Description {
                     write!(f, " with root {}", self.bits(48, 4))?;
                 }
             }
+            USER => {
+                let hash = self.bits(48, 13) << 12 | self.bits(4, 12);
+                write!(f, "a user's kernel (name {hash:07x}, description {:#x})", self.0[1])?;
+            }
             SEND_RECV => {
                 let (to_higher, to_lower) = (self.0[0] >> 4, self.0[1]);
                 return write!(f, "a send-recv of {to_higher} bytes to the higher rank and {to_lower} to the lower");
@@ -189,6 +204,10 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!(described(Collective::AllReduce, Algorithm::Lamport, 0, sum(0)), "an all-reduce of nothing");
         assert_eq!(Description::barrier(2, 32).to_string(), "a barrier on 2 x 32 threads");
+        let user = Description::user("my_kernel", 3, 64, 0x1234);
+        assert!(user.to_string().starts_with("a user's kernel (name "), "{user}");
+        assert!(user.to_string().ends_with(", description 0x1234) on 3 x 64 threads"), "{user}");
+        assert_ne!(user, Description::user("my_kerne1", 3, 64, 0x1234));
         let both = Description::send_recv(123, 45).to_string();
         assert_eq!(both, "a send-recv of 123 bytes to the higher rank and 45 to the lower");
         assert_eq!(Description([0, 0]).to_string(), "an unknown collective");
@@ -206,6 +225,7 @@ mod tests {
             let call = Description::collective(Collective::SendRecv, &plan, 7, amount);
             assert!(call.words().iter().all(|word| word >> 61 == 0));
         }
+        assert!(Description::user("name", u32::MAX, u32::MAX, u64::MAX).words().iter().all(|word| word >> 61 == 0));
         assert!(Description::send_recv(u64::MAX, u64::MAX).words().iter().all(|word| word >> 61 == 0));
     }
 }

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 /// dropped, and taken again. A handle may outlive its communicator.
 #[derive(Debug)]
 pub struct Domain<B: Backend> {
-    member: Arc<Member<B>>,
+    pub(super) member: Arc<Member<B>>,
     domain: u32,
 }
 

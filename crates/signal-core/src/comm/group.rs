@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Backend, Link, StreamId};
 use crate::error::{ApiMisuse, Result};
-use crate::layout::NUM_BARRIER_DOMAINS;
+use crate::layout::{MAX_NUM_BLOCKS_UPPER_BOUND, NUM_BARRIER_DOMAINS};
 use crate::plan::Topology;
 
 use super::pace::Pace;
@@ -64,6 +64,9 @@ pub(crate) struct BlockBudget {
     max_threads: u32,
     /// For blocks of up to 1, 2, 4, ... threads, as they were at first.
     rooms: Vec<Room>,
+    /// Streams of calls among which a device is divided: ranks on it, and open domains of each; those of the device that has most. With the next
+    /// one for kernels that are not in the catalogue.
+    shares: u32,
     /// How often half of what was left has been given away.
     halvings: AtomicU32,
 }
@@ -80,6 +83,9 @@ pub(crate) struct Room {
 }
 
 impl Room {
+    /// What limits nothing.
+    const MOST: Room = Room { blocks: u32::MAX, units: u32::MAX, a_unit: u32::MAX };
+
     /// The room for each of `shares` streams of calls, such as those of the ranks, on a device with `units` multiprocessors, on
     /// which `resident` blocks fit.
     pub(crate) fn of(resident: u32, units: u32, shares: u32) -> Room {
@@ -94,7 +100,7 @@ impl Room {
     /// places a share, and let a grid take at most as many places as there are multiprocessors, a block one or two. Where a block lacks room, on
     /// each multiprocessor all places but one are taken, or all: of n shares, 2 n - 1 places at least, more than the 2 n - 2 other grids and
     /// the rest of this one have. So there is room, however the device scatters the blocks.
-    fn most_beside_next(self) -> u32 {
+    pub(crate) fn most_beside_next(self) -> u32 {
         match self.a_unit {
             0 => 0,
             1 => self.units / 2,
@@ -123,20 +129,20 @@ impl BlockBudget {
         (0..=max_threads.next_power_of_two().trailing_zeros()).map(move |class| (1 << class).min(max_threads))
     }
 
-    /// What fits on every rank. `rooms` are each rank's, by class.
-    pub(crate) fn new(max_threads: u32, ranks: &[Vec<Room>]) -> Self {
+    /// What fits on every rank. `rooms` are each rank's, by class; `shares` are the most that divide a device.
+    pub(crate) fn new(max_threads: u32, ranks: &[Vec<Room>], shares: u32) -> Self {
         let least = |class: usize| {
             let rooms = ranks.iter().map(|rooms| rooms.get(class).copied().unwrap_or_default());
             rooms.reduce(Room::min).unwrap_or_default()
         };
         let classes = Self::classes(max_threads).count();
-        BlockBudget { max_threads, rooms: (0..classes).map(least).collect(), halvings: AtomicU32::new(0) }
+        BlockBudget { max_threads, rooms: (0..classes).map(least).collect(), shares, halvings: AtomicU32::new(0) }
     }
 
     /// Half of what is left.
     pub(crate) fn half(&self) -> BlockBudget {
         let halvings = AtomicU32::new(self.halvings() + 1);
-        BlockBudget { max_threads: self.max_threads, rooms: self.rooms.clone(), halvings }
+        BlockBudget { max_threads: self.max_threads, rooms: self.rooms.clone(), shares: self.shares, halvings }
     }
 
     /// Gives half of what is left away: the [`half`](Self::half) of before is the other half. No rank is making a call.
@@ -148,6 +154,16 @@ impl BlockBudget {
     /// What is left, by class.
     pub(crate) fn rooms(&self) -> Vec<Room> {
         self.rooms.iter().map(|room| room.halved(self.halvings())).collect()
+    }
+
+    /// Those that divide what is left.
+    pub(crate) fn shares(&self) -> u32 {
+        self.shares.saturating_mul(1u32.checked_shl(self.halvings()).unwrap_or(u32::MAX))
+    }
+
+    /// What of `resident` blocks of a kernel that is not in the catalogue, on a device with `units` multiprocessors, is left for a grid.
+    pub(crate) fn room_of(&self, resident: u32, units: u32) -> Room {
+        Room::of(resident, units, self.shares()).min(Room { blocks: MAX_NUM_BLOCKS_UPPER_BOUND as u32, ..Room::MOST })
     }
 
     /// Refuses a grid that does not fit.
@@ -186,8 +202,13 @@ impl BlockBudget {
         blocks <= self.room(threads).most_beside_next()
     }
 
+    /// The class of blocks of `threads` threads.
+    pub(crate) fn class_of(threads: u32) -> usize {
+        threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize)
+    }
+
     fn room(&self, threads: u32) -> Room {
-        let class = threads.max(1).checked_next_power_of_two().map_or(usize::MAX, |n| n.trailing_zeros() as usize);
+        let class = Self::class_of(threads);
         self.rooms.get(class).copied().unwrap_or_default().halved(self.halvings())
     }
 
@@ -327,7 +348,7 @@ mod tests {
     use super::*;
 
     fn budget(max: u32, room: impl FnMut(u32) -> Room) -> BlockBudget {
-        BlockBudget::new(max, &[BlockBudget::classes(max).map(room).collect()])
+        BlockBudget::new(max, &[BlockBudget::classes(max).map(room).collect()], 1)
     }
 
     #[test]
@@ -415,6 +436,9 @@ mod tests {
             }
         }
         assert_eq!(given[0].rooms(), budget(1024, |threads| whole(threads).halved(1)).rooms());
+        // Of a kernel that is not in the catalogue likewise.
+        assert_eq!((given[0].shares(), parent.shares()), (2, 1 << 12));
+        assert_eq!(given[0].room_of(264, 132), Room { blocks: 132, units: 132, a_unit: 1 });
         // Of a child what is left of it.
         let grandchild = given[0].half();
         given[0].give_half();

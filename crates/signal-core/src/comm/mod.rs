@@ -21,6 +21,7 @@ mod span;
 mod split;
 mod symmetric;
 mod transfers;
+mod user;
 
 use std::mem::offset_of;
 use std::ops::Range;
@@ -38,6 +39,7 @@ pub use self::norm::{LayerNorm, NormOutput, RmsNorm};
 pub use self::register::Registration;
 pub(crate) use self::symmetric::Symmetric;
 pub use self::transfers::Transfers;
+pub use self::user::{UserKernel, UserLaunch};
 
 use crate::backend::{Backend, Link};
 use crate::buffer::{DeviceBuffer, allocation_bytes};

@@ -20,7 +20,7 @@ use crate::rendezvous::{Rendezvous, fds};
 use crate::settings::Settings;
 use crate::signal::{check_rank, check_world};
 
-use super::builder::{agreement, check_sharing, compare, is_apart, rooms, without_peers};
+use super::builder::{agreement, check_sharing, compare, is_apart, rooms, shares, without_peers};
 use super::group::{BlockBudget, Group, Ranks, lock};
 use super::{Communicator, Member, Own, Symmetric};
 
@@ -366,12 +366,14 @@ pub(super) fn connect<B: Backend>(
     let prepared = B::create_stream(device).and_then(|service| {
         let rooms = match &budget {
             Some(budget) => budget.rooms(),
-            None => rooms::<B>(device, &module, max_threads, &settings, sharing)?,
+            None => rooms::<B>(device, &module, max_threads, shares(&settings, sharing), &settings)?,
         };
         Ok((rooms, Own::<B>::new(device, module, service)?))
     });
     let rooms = prepared.as_ref().map(|(rooms, _)| rooms.clone()).map_err(Error::clone);
-    let budget = BlockBudget::new(max_threads, &link.exchange("connect: blocks", rooms, patience)?);
+    let most = devices.iter().map(|device| devices.iter().filter(|other| *other == device).count()).max().unwrap_or(1);
+    let shares = budget.as_ref().map_or(shares(&settings, most), BlockBudget::shares);
+    let budget = BlockBudget::new(max_threads, &link.exchange("connect: blocks", rooms, patience)?, shares);
     budget.check(settings.blocks.unwrap_or(1), settings.threads.unwrap_or(1))?;
     let (_, own) = prepared?;
 

@@ -53,6 +53,8 @@ pub enum Operation {
     ReduceScatterNorm = 19,
     /// An all-gather with a norm behind it.
     AllGatherNorm = 20,
+    /// A kernel of a user ([`Call::launch_kernel`](crate::Call::launch_kernel)).
+    User = 64,
 }
 
 impl Operation {
@@ -79,6 +81,7 @@ impl Operation {
             18 => "all-reduce with a norm",
             19 => "reduce-scatter with a norm",
             20 => "all-gather with a norm",
+            64 => "user's kernel",
             _ => "unknown operation",
         }
     }

@@ -1,0 +1,2 @@
+// The same kernel for AMD.
+#include "bias_gelu.cu"
