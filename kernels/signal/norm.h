@@ -99,7 +99,7 @@ struct Given {
   Scale tensor = {};  // of that, for formats that have no other
 
   SIGNAL_DEVICE explicit Given(const NormParams& p) {
-    if (p.tensor_scale == 0) return;
+    if (p.format != kRowsE4m3Tensor && p.format != kRowsNvfp4) return;
     tensor_scale = platform::as_float(platform::load(reinterpret_cast<const uint32_t*>(p.tensor_scale)));
     if (p.format == kRowsE4m3Tensor) tensor.inverse = platform::reciprocal(tensor_scale);
   }
@@ -123,6 +123,12 @@ SIGNAL_DEVICE void for_own_packs(const NormParams& p, Visit visit) {
     const uint32_t k = platform::thread_id() + j * kLanes;
     if (k < p.row_packs) visit(j, k);
   }
+}
+
+// Out of line: beside the path of rows in their own type it made that 0.1 us slower.
+template <class T>
+SIGNAL_COLD void store_as_e4m3(uint64_t address, Pack pack, float inverse) {
+  store_codes<T>(address, codes_of<T>(kRowsE4m3Tensor, widen<T>(pack), inverse), Values<T>::kCount);
 }
 
 // What becomes of one row of one block. Each thread has packs of its own, from the sum to the normed row, so that nobody else waits for what it
@@ -158,8 +164,7 @@ struct Row {
     const Pack y = rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); });
     if (p.format == kRowsPlain) return store(p.all_reduce.output, k, y);
     constexpr uint32_t kCount = Values<T>::kCount;
-    const uint64_t codes = codes_of<T>(kRowsE4m3Tensor, widen<T>(y), inverse);
-    store_codes<T>(p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount, codes, kCount);
+    store_as_e4m3<T>(p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount, y, inverse);
   }
 };
 

@@ -161,7 +161,7 @@ struct NormParams {
   float inverse_elements;
   float epsilon;
   float offset;
-  uint32_t elements;
+  uint32_t format;
   uint64_t bias;
   uint64_t scales;
   uint64_t tensor_scale;
@@ -170,7 +170,7 @@ struct NormParams {
   uint32_t shard_rows;
   uint32_t window_rows;
   uint32_t operation;
-  uint32_t format;
+  uint32_t elements;
   uint32_t is_layer;
   uint32_t is_fast;
 };

@@ -399,8 +399,8 @@ pub struct NormParams {
     pub epsilon: f32,
     /// Added to each weight.
     pub offset: f32,
-    /// Elements of a row.
-    pub elements: u32,
+    /// The [`RowFormat`]. Here, since a call without codes then reads nothing of what is behind it: parameters come from cold memory.
+    pub format: u32,
     /// Added to each element of a normed row; 0 for nothing.
     pub bias: u64,
     /// Where the scales of codes go; 0 where there are none.
@@ -417,8 +417,8 @@ pub struct NormParams {
     pub window_rows: u32,
     /// The [`Operation`], for fault records; the two-stage form does what it says.
     pub operation: u32,
-    /// The [`RowFormat`].
-    pub format: u32,
+    /// Elements of a row.
+    pub elements: u32,
     /// 1 for LayerNorm, 0 for RMSNorm.
     pub is_layer: u32,
     /// 1 where nothing is rounded between the steps.
