@@ -98,7 +98,8 @@ struct Given {
   float tensor_scale = 1.0f;
   Scale tensor = {};  // of that, for formats that have no other
 
-  SIGNAL_DEVICE explicit Given(const NormParams& p) {
+  SIGNAL_DEVICE explicit Given(const NormParams& p, bool may_code = true) {
+    if (!may_code) return;
     if (p.format != kRowsE4m3Tensor && p.format != kRowsNvfp4) return;
     tensor_scale = platform::as_float(platform::load(reinterpret_cast<const uint32_t*>(p.tensor_scale)));
     if (p.format == kRowsE4m3Tensor) tensor.inverse = platform::reciprocal(tensor_scale);
@@ -125,10 +126,16 @@ SIGNAL_DEVICE void for_own_packs(const NormParams& p, Visit visit) {
   }
 }
 
-// Out of line: beside the path of rows in their own type it made that 0.1 us slower.
+// Whether rows may become codes, e4m3 with one scale for all.
+enum class Codes { kNever, kMaybe, kAlways };
+
 template <class T>
-SIGNAL_COLD void store_as_e4m3(uint64_t address, Pack pack, float inverse) {
+SIGNAL_DEVICE void store_e4m3(uint64_t address, const Pack& pack, float inverse) {
   store_codes<T>(address, codes_of<T>(kRowsE4m3Tensor, widen<T>(pack), inverse), Values<T>::kCount);
+}
+template <class T>
+SIGNAL_COLD void store_some_e4m3(uint64_t address, Pack pack, float inverse) {
+  store_e4m3<T>(address, pack, inverse);
 }
 
 // What becomes of one row of one block. Each thread has packs of its own, from the sum to the normed row, so that nobody else waits for what it
@@ -155,16 +162,19 @@ struct Row {
     return added;
   }
 
-  // `inverse` is that of the scale of codes.
+  // `inverse` is that of the scale of codes, where there may be any.
+  template <Codes kCodes>
   SIGNAL_DEVICE void finish(uint32_t k, const Pack& pack, Pack weight, float scale, float inverse) const {
     // Else it is widened as soon as it is there, which what is asked for after it has to wait for.
     SIGNAL_UNROLL
     for (uint32_t w = 0; w < 4; w++) weight.word[w] = platform::opaque(weight.word[w]);
     const float offset = p.offset;
     const Pack y = rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); });
-    if (p.format == kRowsPlain) return store(p.all_reduce.output, k, y);
+    if (kCodes == Codes::kNever || (kCodes == Codes::kMaybe && p.format == kRowsPlain)) return store(p.all_reduce.output, k, y);
     constexpr uint32_t kCount = Values<T>::kCount;
-    store_as_e4m3<T>(p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount, y, inverse);
+    const uint64_t at = p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount;
+    if constexpr (kCodes == Codes::kAlways) return store_e4m3<T>(at, y, inverse);
+    store_some_e4m3<T>(at, y, inverse);
   }
 };
 
@@ -199,7 +209,7 @@ struct Soon {
 
 // All of a row, the block's `turn`th, by threads that have kEach packs of it at most, which stay in registers. `sum(j, k, x)` gives the thread's
 // pack `j`, pack k of the row, before the residual, false where a wait for it has ended in a fault.
-template <uint32_t kEach, class T, class Sum>
+template <uint32_t kEach, Codes kCodes, class T, class Sum>
 SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool failed, Soon<T, kEach>& soon, const Given& given, NormShared& shared, Sum sum) {
   const uint32_t thread = platform::thread_id();
   float (&parts)[kParts] = shared.part[turn % kPartSets];
@@ -217,7 +227,7 @@ SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool fail
   put_nothing(parts);
   float scale;
   if (!scale_of_row(row.p, parts, failed, scale)) return false;
-  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { row.finish(k, x[j], soon.weight[j], scale, given.tensor.inverse); });
+  for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { row.template finish<kCodes>(k, x[j], soon.weight[j], scale, given.tensor.inverse); });
   return true;
 }
 
@@ -230,7 +240,7 @@ SIGNAL_DEVICE void rms_norm_rows(const NormParams& p, NormShared& shared) {
   SIGNAL_NO_UNROLL
   for (uint32_t r = platform::block_id(); r < p.rows; r += platform::grid_dim(), turn++) {
     soon.load(p, r);
-    norm_narrow<kEach>(Row<T, true>(p, r), turn, false, soon, given, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
+    norm_narrow<kEach, Codes::kMaybe>(Row<T, true>(p, r), turn, false, soon, given, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
   }
 }
 

@@ -129,7 +129,8 @@ impl Tally {
 pub(crate) fn faults(name: &str, kernel: &Kernel, spelling: Spelling) -> Vec<&'static str> {
     let t = Tally::of(kernel, spelling);
     let begins = |names: &[&str]| names.iter().any(|begin| name.starts_with(begin));
-    let waits_for_peers = !begins(&["signal_peer_probe", "signal_rms_norm"]);
+    let waits_for_peers =
+        !begins(&["signal_peer_probe", "signal_rms_norm", "signal_norm_rows", "signal_norm_narrow_rows"]);
     // Flags that stand for data: they are released to peers, behind what the whole block has written, and acquired.
     let by_barriers = begins(&[
         "signal_barrier",
@@ -138,12 +139,14 @@ pub(crate) fn faults(name: &str, kernel: &Kernel, spelling: Spelling) -> Vec<&'s
         "signal_all_reduce_two_stage",
         "signal_reduce_scatter",
         "signal_move",
+        "signal_norm_two_stage",
     ]);
     let moves_packs = begins(&["signal_all_reduce", "signal_reduce_scatter", "signal_move"]);
     // Data that is its own flag, in halves of packs or lines.
     let by_words = begins(&[
         "signal_all_reduce_lamport",
         "signal_all_reduce_two_shot",
+        "signal_all_reduce_norm",
         "signal_all_reduce_rms_norm",
         "signal_lines",
     ]);

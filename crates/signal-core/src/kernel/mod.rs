@@ -144,13 +144,19 @@ pub enum Kernel {
     NormRows(FastSum),
     /// The same of rows as [`RmsNorm`](Self::RmsNorm) takes ([`NormParams`]).
     NormNarrowRows(FastSum),
-    /// A Lamport all-reduce of rows and RMSNorm of its sums, exact and in their own type or as e4m3 with one scale for all, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks
+    /// A Lamport all-reduce of rows and RMSNorm of its sums, exact and in their own type, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks
     /// ([`NormParams`]). All packs of all operands are whole and aligned, and a row has no more of them than a block has threads.
     AllReduceRmsNorm(FastSum),
     /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
     AllReduceRmsNormSmall(FastSum),
     /// The same of two ranks ([`NormParams`]).
     AllReduceRmsNormPair(FastSum),
+    /// As [`AllReduceRmsNorm`](Self::AllReduceRmsNorm), to e4m3 with one scale for all ([`NormParams`]).
+    AllReduceRmsNormE4m3(FastSum),
+    /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
+    AllReduceRmsNormE4m3Small(FastSum),
+    /// The same of two ranks ([`NormParams`]).
+    AllReduceRmsNormE4m3Pair(FastSum),
     /// The same with any norm and any output, of more than [`SMALL_WORLD`](Self::SMALL_WORLD) ranks ([`NormParams`]).
     AllReduceNorm(FastSum),
     /// The same of at most [`SMALL_WORLD`](Self::SMALL_WORLD) ranks, but not of two ([`NormParams`]).
@@ -202,7 +208,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 74] = [
+const NAMES: [&str; 83] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -259,6 +265,15 @@ const NAMES: [&str; 74] = [
     "signal_all_reduce_rms_norm_pair_f32",
     "signal_all_reduce_rms_norm_pair_f16",
     "signal_all_reduce_rms_norm_pair_bf16",
+    "signal_all_reduce_rms_norm_e4m3_f32",
+    "signal_all_reduce_rms_norm_e4m3_f16",
+    "signal_all_reduce_rms_norm_e4m3_bf16",
+    "signal_all_reduce_rms_norm_e4m3_small_f32",
+    "signal_all_reduce_rms_norm_e4m3_small_f16",
+    "signal_all_reduce_rms_norm_e4m3_small_bf16",
+    "signal_all_reduce_rms_norm_e4m3_pair_f32",
+    "signal_all_reduce_rms_norm_e4m3_pair_f16",
+    "signal_all_reduce_rms_norm_e4m3_pair_bf16",
     "signal_all_reduce_norm_f32",
     "signal_all_reduce_norm_f16",
     "signal_all_reduce_norm_bf16",
@@ -314,12 +329,15 @@ impl Kernel {
             Kernel::AllReduceRmsNorm(sum) => 47 + sum as usize,
             Kernel::AllReduceRmsNormSmall(sum) => 50 + sum as usize,
             Kernel::AllReduceRmsNormPair(sum) => 53 + sum as usize,
-            Kernel::AllReduceNorm(sum) => 56 + sum as usize,
-            Kernel::AllReduceNormSmall(sum) => 59 + sum as usize,
-            Kernel::AllReduceNormPair(sum) => 62 + sum as usize,
-            Kernel::AllReduceNormWide(sum) => 65 + sum as usize,
-            Kernel::AllReduceNormWideSmall(sum) => 68 + sum as usize,
-            Kernel::NormTwoStage(sum) => 71 + sum as usize,
+            Kernel::AllReduceRmsNormE4m3(sum) => 56 + sum as usize,
+            Kernel::AllReduceRmsNormE4m3Small(sum) => 59 + sum as usize,
+            Kernel::AllReduceRmsNormE4m3Pair(sum) => 62 + sum as usize,
+            Kernel::AllReduceNorm(sum) => 65 + sum as usize,
+            Kernel::AllReduceNormSmall(sum) => 68 + sum as usize,
+            Kernel::AllReduceNormPair(sum) => 71 + sum as usize,
+            Kernel::AllReduceNormWide(sum) => 74 + sum as usize,
+            Kernel::AllReduceNormWideSmall(sum) => 77 + sum as usize,
+            Kernel::NormTwoStage(sum) => 80 + sum as usize,
         }
     }
 
@@ -351,6 +369,9 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceRmsNorm))
             .chain(sums(Kernel::AllReduceRmsNormSmall))
             .chain(sums(Kernel::AllReduceRmsNormPair))
+            .chain(sums(Kernel::AllReduceRmsNormE4m3))
+            .chain(sums(Kernel::AllReduceRmsNormE4m3Small))
+            .chain(sums(Kernel::AllReduceRmsNormE4m3Pair))
             .chain(sums(Kernel::AllReduceNorm))
             .chain(sums(Kernel::AllReduceNormSmall))
             .chain(sums(Kernel::AllReduceNormPair))
@@ -394,6 +415,9 @@ mod tests {
                 Kernel::AllReduceRmsNorm(sum) => format!("all_reduce_rms_norm_{}", sum.dtype()),
                 Kernel::AllReduceRmsNormSmall(sum) => format!("all_reduce_rms_norm_small_{}", sum.dtype()),
                 Kernel::AllReduceRmsNormPair(sum) => format!("all_reduce_rms_norm_pair_{}", sum.dtype()),
+                Kernel::AllReduceRmsNormE4m3(sum) => format!("all_reduce_rms_norm_e4m3_{}", sum.dtype()),
+                Kernel::AllReduceRmsNormE4m3Small(sum) => format!("all_reduce_rms_norm_e4m3_small_{}", sum.dtype()),
+                Kernel::AllReduceRmsNormE4m3Pair(sum) => format!("all_reduce_rms_norm_e4m3_pair_{}", sum.dtype()),
                 Kernel::AllReduceNorm(sum) => format!("all_reduce_norm_{}", sum.dtype()),
                 Kernel::AllReduceNormSmall(sum) => format!("all_reduce_norm_small_{}", sum.dtype()),
                 Kernel::AllReduceNormPair(sum) => format!("all_reduce_norm_pair_{}", sum.dtype()),

@@ -19,6 +19,14 @@ use crate::plan::{self, Plan};
 
 const SMALL_WORLD: usize = Kernel::SMALL_WORLD as usize;
 
+/// The kernels of Lamport's form: of short whole rows by what becomes of them, else those of any rows.
+enum Narrow {
+    Plain,
+    E4m3,
+    Any,
+    No,
+}
+
 /// The ways of a call.
 enum Form {
     /// One kernel, by Lamport's algorithm.
@@ -247,15 +255,24 @@ impl<B: Backend> Call<'_, B> {
         let params = rows.params(group, input.0, output, norm);
         // Peers need not take the same one.
         let narrow = is_whole(&params) && rows.packs <= plan.threads.min(plan::ROW_THREADS);
-        let kernel = match (narrow, is_plain(&params), self.comm.world_size()) {
-            (true, true, 2) => Kernel::AllReduceRmsNormPair(sum),
-            (true, true, 1..=SMALL_WORLD) => Kernel::AllReduceRmsNormSmall(sum),
-            (true, true, _) => Kernel::AllReduceRmsNorm(sum),
-            (true, false, 2) => Kernel::AllReduceNormPair(sum),
-            (true, false, 1..=SMALL_WORLD) => Kernel::AllReduceNormSmall(sum),
-            (true, false, _) => Kernel::AllReduceNorm(sum),
-            (false, _, 1..=SMALL_WORLD) => Kernel::AllReduceNormWideSmall(sum),
-            (false, _, _) => Kernel::AllReduceNormWide(sum),
+        let form = match (narrow, is_plain(&params), output.format) {
+            (false, ..) => Narrow::No,
+            (true, true, RowFormat::Plain) => Narrow::Plain,
+            (true, true, _) => Narrow::E4m3,
+            (true, false, _) => Narrow::Any,
+        };
+        let kernel = match (form, self.comm.world_size()) {
+            (Narrow::Plain, 2) => Kernel::AllReduceRmsNormPair(sum),
+            (Narrow::Plain, 1..=SMALL_WORLD) => Kernel::AllReduceRmsNormSmall(sum),
+            (Narrow::Plain, _) => Kernel::AllReduceRmsNorm(sum),
+            (Narrow::E4m3, 2) => Kernel::AllReduceRmsNormE4m3Pair(sum),
+            (Narrow::E4m3, 1..=SMALL_WORLD) => Kernel::AllReduceRmsNormE4m3Small(sum),
+            (Narrow::E4m3, _) => Kernel::AllReduceRmsNormE4m3(sum),
+            (Narrow::Any, 2) => Kernel::AllReduceNormPair(sum),
+            (Narrow::Any, 1..=SMALL_WORLD) => Kernel::AllReduceNormSmall(sum),
+            (Narrow::Any, _) => Kernel::AllReduceNorm(sum),
+            (Narrow::No, 1..=SMALL_WORLD) => Kernel::AllReduceNormWideSmall(sum),
+            (Narrow::No, _) => Kernel::AllReduceNormWide(sum),
         };
         self.launch_rows(stream, (kernel, plan, Some(described)), &params, input, (output, norm))
     }
