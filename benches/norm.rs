@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --features cuda --bench norm`, on a machine with an NVIDIA GPU: two ranks, each on a GPU of its own where
 //! there are two; bf16, with residual, in place. Microseconds by device events around graphs of 50 calls, the slower rank, medians of rounds in
-//! which the graphs take turns. `benches/norm_floor.cu` has the bare kernel for the same rows.
+//! which the graphs take turns. With hidden sizes as arguments, the first table of those alone. `benches/norm_floor.cu` has the bare kernel for the same rows.
 
 #![allow(clippy::print_stdout, reason = "its output is what it is for")]
 
@@ -58,7 +58,12 @@ fn main() -> Result<()> {
             integers: DeviceBuffer::new(device, MOST)?,
         });
     }
-    by_rows(&mut reducers, &mut buffers)?;
+    // A bench is given arguments by cargo too.
+    let sizes: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    if !sizes.is_empty() {
+        return by_rows(&mut reducers, &mut buffers, &sizes);
+    }
+    by_rows(&mut reducers, &mut buffers, &[2880, 4096, 5120, 7168, 8192])?;
     by_form(&mut reducers.ranks, &mut buffers)?;
     large(&mut reducers.ranks, &mut buffers)
 }
@@ -102,12 +107,12 @@ fn apart(ranks: &mut Ranks, buffers: &mut [Buffers], rows: usize, elements: usiz
     })
 }
 
-fn by_rows(reducers: &mut Reducers, buffers: &mut [Buffers]) -> Result<()> {
+fn by_rows(reducers: &mut Reducers, buffers: &mut [Buffers], sizes: &[usize]) -> Result<()> {
     println!(
         "{:>6} {:>6} {:>8} {:>10} {:>8} {:>10}",
         "hidden", "tokens", "bytes", "all-reduce", "one call", "two calls"
     );
-    for elements in [2880, 4096, 5120, 7168, 8192] {
+    for &elements in sizes {
         for rows in [1, 4, 8, 16, 32, 64, 128] {
             let bytes = 2 * rows * elements;
             let alone = reducers.capture(Algorithm::Lamport, &[bytes])?;

@@ -180,8 +180,15 @@ SIGNAL_DEVICE void lamport_norm_narrow(const NormParams& p) {
   const uint32_t block = platform::block_id(), blocks = platform::grid_dim(), thread = platform::thread_id();
   NormCall<T, N, kExact> call(p);
   Norm norm(p, shared);
+  auto from = norm.soon.addresses(p, block);
+  if constexpr (N == 2) {  // of more ranks there are no registers left for it
+    from.own = platform::opaque(from.own);
+    from.residual = platform::opaque(from.residual);
+    call.mail.in = platform::opaque(call.mail.in);
+    call.mail.out = platform::opaque(call.mail.out);
+  }
   begin_call(call.group());
-  norm.soon.load(p, block);  // before the state: its way is as long
+  norm.soon.load_from(p, block, from);  // before the state: its way is as long
   if (!call.read_state()) return;
   if (block < p.rows) {
     if (thread < p.row_packs) call.send(block, thread, norm.soon.own[0]);

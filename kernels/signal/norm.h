@@ -197,12 +197,22 @@ struct Soon {
     for_own_packs<kEach>(p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE { weight[j] = row.weight(k); });
   }
 
-  SIGNAL_DEVICE void load(const NormParams& p, uint32_t r) {
+  SIGNAL_DEVICE void load(const NormParams& p, uint32_t r) { load_from(p, r, addresses(p, r)); }
+
+  // Where the thread's first pack of a row lies, and of its residual; 0: there is none. Of a kernel's first row before it waits: parameters come from
+  // cold memory too.
+  struct Addresses {
+    uint64_t own, residual;
+  };
+  SIGNAL_DEVICE static Addresses addresses(const NormParams& p, uint32_t r) {
+    const uint64_t at = uint64_t(r) * p.row_bytes + platform::thread_id() * kPackBytes;
+    return Addresses{p.all_reduce.input + at, p.residual == 0 ? 0 : p.residual + at};
+  }
+  SIGNAL_DEVICE void load_from(const NormParams& p, uint32_t r, const Addresses& at) {
     if (r >= p.rows) return;
-    const Row<T, true> row(p, r);
-    for_own_packs<kEach>(p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE {
-      own[j] = row.own(k);
-      residual[j] = row.residual(k);
+    for_own_packs<kEach>(p, [&](uint32_t j, uint32_t) SIGNAL_INLINE {
+      own[j] = load_whole<From::kOwn>(at.own + j * kLanes * kPackBytes);
+      if (at.residual != 0) residual[j] = load_whole<From::kOwn>(at.residual + j * kLanes * kPackBytes);
     });
   }
 };
