@@ -51,7 +51,7 @@ pub fn barrier_probe_worlds_and_grids<B: Backend>(rig: &Rig<B>) {
             for threads in [1, 2] {
                 for max_delay in [0, 50] {
                     // Few threads get many rounds.
-                    let rounds = scaled(1500 / (ranks as u32 * blocks * threads)).max(6);
+                    let rounds = scaled(1000 / (ranks as u32 * blocks * threads)).max(6);
                     let grid = options(|o| (o.blocks, o.threads) = (Some(blocks), Some(threads)));
                     probe(&mut world, grid, rounds, max_delay);
                 }
@@ -65,10 +65,10 @@ pub fn barrier_probe_long<B: Backend>(rig: &Rig<B>) {
     let mut world = rig.world(2);
     let one_block = options(|o| (o.blocks, o.threads) = (Some(1), Some(1)));
     for max_delay in [0, 3, 40] {
-        probe(&mut world, one_block, scaled(30_000), max_delay);
+        probe(&mut world, one_block, scaled(20_000), max_delay);
     }
     let two_blocks = options(|o| (o.blocks, o.threads) = (Some(2), Some(2)));
-    probe(&mut world, two_blocks, scaled(10_000), 10);
+    probe(&mut world, two_blocks, scaled(6_000), 10);
 }
 
 /// Probes on all domains at once, each on a stream of its own: domains share no word (B09, B10).

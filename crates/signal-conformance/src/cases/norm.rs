@@ -86,7 +86,7 @@ pub fn norm_forms<B: Backend>(rig: &Rig<B>) {
         let mut world = rig.world(ranks);
         let mut rng = Rng::new(100 + ranks as u64);
         for elements in [1, 3, 16, 96, 333, 1032, 2880, 4096, 5128] {
-            for _ in 0..scaled(6) {
+            for _ in 0..scaled(3) {
                 for_dtypes!(T => {
                     let rows = 1 + below(&mut rng, if elements > 1000 { 3 } else { 9 });
                     let job = Job::draw_any(&mut rng, rows, elements);
