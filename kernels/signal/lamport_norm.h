@@ -176,6 +176,7 @@ struct AnyNorm {
 // than a kernel of its own for the norm.
 template <class T, uint32_t N, bool kExact, class Norm>
 SIGNAL_DEVICE void lamport_norm_narrow(const NormParams& p) {
+  if (!has_threads_for<1>(p)) return lamport_norm_wide<T, (N < 4 ? 4 : N)>(p);
   SIGNAL_SHARED(NormShared, shared);
   const uint32_t block = platform::block_id(), blocks = platform::grid_dim(), thread = platform::thread_id();
   NormCall<T, N, kExact> call(p);

@@ -178,6 +178,15 @@ struct Row {
   }
 };
 
+// Whether a block has threads enough for rows of which each has kEach packs. The host has seen to that, but where a wave is one thread of a
+// library that stands for another device.
+template <uint32_t kEach>
+SIGNAL_DEVICE bool has_threads_for(const NormParams& p) {
+  if constexpr (platform::kSumLanes != 1) return true;
+  const uint32_t lanes = p.row_packs < kLanes ? p.row_packs : kLanes;
+  return platform::block_dim() >= lanes && p.row_packs <= kEach * kLanes;
+}
+
 // What a thread needs for its packs of its block's next row, where it has kEach at most, pack t + j * kLanes of thread t: asked for before anything is
 // waited for.
 template <class T, uint32_t kEach>
@@ -252,14 +261,6 @@ SIGNAL_DEVICE void rms_norm_rows(const NormParams& p, NormShared& shared) {
     soon.load(p, r);
     norm_narrow<kEach, Codes::kMaybe>(Row<T, true>(p, r), turn, false, soon, given, shared, [&](uint32_t j, uint32_t, Pack& x) SIGNAL_INLINE { return x = soon.own[j], true; });
   }
-}
-
-// Rows of this rank alone, whole, of which each thread has two packs at most: the host has seen to that.
-template <class T>
-SIGNAL_DEVICE void rms_norm(const NormParams& p) {
-  SIGNAL_SHARED(NormShared, shared);
-  if (p.row_packs <= kLanes) return rms_norm_rows<T, 1>(p, shared);
-  rms_norm_rows<T, 2>(p, shared);
 }
 
 }  // namespace signal_comm

@@ -397,4 +397,13 @@ SIGNAL_DEVICE void norm_narrow_rows(const NormParams& p) {
   norm_any_narrow_rows<T, 2>(p, shared);
 }
 
+// Rows of this rank alone, whole, of which each thread has two packs at most: the host has seen to that.
+template <class T>
+SIGNAL_DEVICE void rms_norm(const NormParams& p) {
+  if (!has_threads_for<2>(p)) return norm_rows<T>(p);
+  SIGNAL_SHARED(NormShared, shared);
+  if (p.row_packs <= kLanes) return rms_norm_rows<T, 1>(p, shared);
+  rms_norm_rows<T, 2>(p, shared);
+}
+
 }  // namespace signal_comm

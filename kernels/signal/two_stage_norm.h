@@ -17,16 +17,22 @@ struct TwoStageNormShared {
   NormShared norm;
 };
 
-template <class T, bool kScatters, bool kGathers>
+template <class T>
 struct TwoStageNorm {
   const NormParams& p;
   const GroupParams& g;
+  const bool scatters, gathers;  // what of the two the call does
   Barriers<CounterBarrier> barriers;
   RowFolds folds;
   uint32_t first = 0;  // row of each shard that the window begins with
 
   SIGNAL_DEVICE TwoStageNorm(const NormParams& params, Member& m, TwoStageNormShared& shared)
-      : p(params), g(params.all_reduce.group), barriers(m, shared.places), folds(shared.norm) {}
+      : p(params),
+        g(params.all_reduce.group),
+        scatters(params.operation != kOpAllGatherNorm),
+        gathers(params.operation != kOpReduceScatterNorm),
+        barriers(m, shared.places),
+        folds(shared.norm) {}
 
   // Rows of a rank's shard in this window.
   SIGNAL_DEVICE uint32_t rows_of(uint32_t r) const {
@@ -54,7 +60,7 @@ struct TwoStageNorm {
   SIGNAL_DEVICE uint64_t pushed_at(uint32_t from, uint32_t j) const {
     return g.scratch_offset + uint64_t(from * p.window_rows + j) * p.row_packs * kPackBytes;
   }
-  SIGNAL_DEVICE bool has_wide_sums() const { return kScatters && p.is_fast != 0; }
+  SIGNAL_DEVICE bool has_wide_sums() const { return scatters && p.is_fast != 0; }
   SIGNAL_DEVICE uint64_t sums_at(uint32_t r, uint32_t j) const {
     const uint32_t bytes = has_wide_sums() ? sizeof(Values<T>) : kPackBytes;
     return p.sums + uint64_t(r * p.window_rows + j) * p.row_packs * bytes;
@@ -109,7 +115,7 @@ struct TwoStageNorm {
   SIGNAL_DEVICE void gather() const {
     for_rows_of(g.rank, [&](uint32_t j) SIGNAL_INLINE {
       for_packs([&](uint32_t k) SIGNAL_INLINE {
-        const Values<T> x = kScatters ? sum(j, k) : widen<T>(own(in_shard(j), k));
+        const Values<T> x = scatters ? sum(j, k) : widen<T>(own(in_shard(j), k));
         for (uint32_t r = 0; r < g.world; r++) store_sum(g.base[r] + sums_at(g.rank, j), k, x);
       });
     });
@@ -117,16 +123,13 @@ struct TwoStageNorm {
 
   // Of a reduce-scatter the rows of this rank's shard, else all.
   SIGNAL_DEVICE void norm() {
-    if constexpr (kGathers) {
-      for (uint32_t r = 0; r < g.world; r++) {
-        for_rows_of(r, [&](uint32_t j) SIGNAL_INLINE {
-          const uint64_t sums = g.own + sums_at(r, j);
-          WideRow<T>(p, in_message(r, j), folds).norm(false, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE { return x = load_sum(sums, k), true; });
+    for (uint32_t r = 0; r < g.world; r++) {
+      if (!gathers && r != g.rank) continue;
+      for_rows_of(r, [&](uint32_t j) SIGNAL_INLINE {
+        const uint64_t sums = g.own + sums_at(r, j);
+        WideRow<T>(p, gathers ? in_message(r, j) : in_shard(j), folds).norm(false, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE {
+          return x = gathers ? load_sum(sums, k) : sum(j, k), true;
         });
-      }
-    } else {
-      for_rows_of(g.rank, [&](uint32_t j) SIGNAL_INLINE {
-        WideRow<T>(p, in_shard(j), folds).norm(false, [&](uint32_t k, Values<T>& x) SIGNAL_INLINE { return x = sum(j, k), true; });
       });
     }
   }
@@ -136,11 +139,11 @@ struct TwoStageNorm {
     for (first = 0; first < p.shard_rows; first += p.window_rows) {
       // Relaxed: behind it the peers' blocks have read their places, which nothing tells but that they came.
       if (!barriers.meet(kPhaseStart, false, first == 0 ? Turn::kFirst : Turn::kBetween)) return;
-      if constexpr (kScatters) {
+      if (scatters) {
         scatter();
         if (!await_pushes(barriers, kPhaseMiddle)) return;
       }
-      if constexpr (kGathers) {
+      if (gathers) {
         gather();
         if (!await_pushes(barriers, kPhaseExit)) return;
       }
@@ -153,9 +156,7 @@ template <class T>
 SIGNAL_DEVICE void norm_two_stage(const NormParams& p) {
   SIGNAL_SHARED(TwoStageNormShared, shared);
   Member m(p.all_reduce.group, p.operation);
-  if (p.operation == kOpReduceScatterNorm) return TwoStageNorm<T, true, false>(p, m, shared).run(m);
-  if (p.operation == kOpAllGatherNorm) return TwoStageNorm<T, false, true>(p, m, shared).run(m);
-  TwoStageNorm<T, true, true>(p, m, shared).run(m);
+  TwoStageNorm<T>(p, m, shared).run(m);
 }
 
 }  // namespace signal_comm
