@@ -12,7 +12,7 @@
 #   tsan:  ThreadSanitizer reports a data race in the kernels while the tests with that filter run
 MUTANTS=(
   "- SIGNAL_MUTANT_RELAXED_RELEASE            tsan   barrier_probe_worlds"
-  "- SIGNAL_MUTANT_RELAXED_ACQUIRE            tsan   barrier_probe_worlds"
+  "+ SIGNAL_MUTANT_RELAXED_ACQUIRE            tsan   barrier_probe_worlds"
   "+ SIGNAL_MUTANT_NO_EXIT_BARRIER            plain  input_overwritten"
   "+ SIGNAL_MUTANT_ONE_COUNTER_SET            plain  barrier_probe"
   "+ SIGNAL_MUTANT_LOCAL_FIRST_ORDER          plain  all_reduce_matches"
