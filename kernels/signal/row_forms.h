@@ -183,7 +183,7 @@ struct WideRow : AnyRow<T, false> {
     return x;
   }
 
-  // Visits the packs of this thread's lanes; between two lanes `put` gets what the visits of one have added up.
+  // Visits the packs of this thread's lanes.
   template <class Visit>
   SIGNAL_DEVICE void for_own(Visit visit) const {
     for (uint32_t lane = platform::thread_id(); lane < kLanes; lane += platform::block_dim()) {

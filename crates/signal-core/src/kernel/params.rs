@@ -349,12 +349,10 @@ impl RowFormat {
 
     /// Scales that a row of so many elements gets.
     pub const fn row_scales(self, elements: usize) -> usize {
-        match self {
-            RowFormat::Plain | RowFormat::E4m3Tensor => 0,
-            RowFormat::E4m3Row | RowFormat::I8Row => 1,
-            RowFormat::E4m3Group => elements.div_ceil(128),
-            RowFormat::Mxfp8 => elements.div_ceil(32),
-            RowFormat::Nvfp4 => elements.div_ceil(16),
+        match (self, self.block_elements()) {
+            (_, Some(block)) => elements.div_ceil(block),
+            (RowFormat::E4m3Row | RowFormat::I8Row, None) => 1,
+            (_, None) => 0,
         }
     }
 

@@ -37,37 +37,21 @@ enum Form {
     TwoKernels(u64),
 }
 
-/// The methods of a call with either norm.
+/// The methods of a call with a norm, which differ in that and in whose rows they take.
 macro_rules! norms {
-    ($($(#[$doc:meta])* $rms:ident, $layer:ident, $source:expr;)*) => {
+    ($($name:ident, $norm:ident, $source:expr;)*) => {
         impl<B: Backend> Call<'_, B> {
             $(
-                $(#[$doc])*
-                #[doc = concat!("See [`Communicator::", stringify!($rms), "`](crate::Communicator::", stringify!($rms), ").")]
+                #[doc = concat!("See [`Communicator::", stringify!($name), "`](crate::Communicator::", stringify!($name), ").")]
                 ///
                 /// # Errors
                 /// As there.
-                pub fn $rms<'a, T: Float>(
+                pub fn $name<'a, T: Float>(
                     self,
                     stream: &B::Stream,
                     input: impl Into<Slice<'a, B, T>>,
                     output: impl Into<NormOutput<'a, B, T>>,
-                    norm: RmsNorm<'a, B, T>,
-                ) -> Result<()> {
-                    self.norm(stream, input.into(), &output.into(), &norm.0, $source)
-                }
-
-                $(#[$doc])*
-                #[doc = concat!("See [`Communicator::", stringify!($layer), "`](crate::Communicator::", stringify!($layer), ").")]
-                ///
-                /// # Errors
-                /// As there.
-                pub fn $layer<'a, T: Float>(
-                    self,
-                    stream: &B::Stream,
-                    input: impl Into<Slice<'a, B, T>>,
-                    output: impl Into<NormOutput<'a, B, T>>,
-                    norm: LayerNorm<'a, B, T>,
+                    norm: $norm<'a, B, T>,
                 ) -> Result<()> {
                     self.norm(stream, input.into(), &output.into(), &norm.0, $source)
                 }
@@ -77,10 +61,14 @@ macro_rules! norms {
 }
 
 norms! {
-    rms_norm, layer_norm, Source::Own;
-    all_reduce_rms_norm, all_reduce_layer_norm, Source::Collective(Collective::AllReduce);
-    reduce_scatter_rms_norm, reduce_scatter_layer_norm, Source::Collective(Collective::ReduceScatter);
-    all_gather_rms_norm, all_gather_layer_norm, Source::Collective(Collective::AllGather);
+    rms_norm, RmsNorm, Source::Own;
+    layer_norm, LayerNorm, Source::Own;
+    all_reduce_rms_norm, RmsNorm, Source::Collective(Collective::AllReduce);
+    all_reduce_layer_norm, LayerNorm, Source::Collective(Collective::AllReduce);
+    reduce_scatter_rms_norm, RmsNorm, Source::Collective(Collective::ReduceScatter);
+    reduce_scatter_layer_norm, LayerNorm, Source::Collective(Collective::ReduceScatter);
+    all_gather_rms_norm, RmsNorm, Source::Collective(Collective::AllGather);
+    all_gather_layer_norm, LayerNorm, Source::Collective(Collective::AllGather);
 }
 
 impl<B: Backend> Call<'_, B> {

@@ -33,17 +33,6 @@ pub(super) enum Source {
     Collective(Collective),
 }
 
-impl Source {
-    /// Rows that are given and rows that are normed, of all ranks' `rows`, of which each has a shard of `shard`.
-    fn given_and_normed(self, rows: usize, shard: usize) -> [usize; 2] {
-        match self {
-            Source::Collective(Collective::ReduceScatter) => [rows, shard],
-            Source::Collective(Collective::AllGather) => [shard, rows],
-            _ => [rows, rows],
-        }
-    }
-}
-
 impl Rows {
     /// Of `count` elements that this rank gives, in rows of `elements`.
     pub(super) fn of<T: Float>(count: usize, elements: usize, source: Source, world: usize) -> Result<Rows, ApiMisuse> {
@@ -75,7 +64,8 @@ impl Rows {
 
     /// Rows that are normed.
     pub(super) fn normed(self, source: Source) -> usize {
-        source.given_and_normed(self.rows as usize, self.shard as usize)[1]
+        let rows = if source == Source::Collective(Collective::ReduceScatter) { self.shard } else { self.rows };
+        rows as usize
     }
 
     /// Bytes of the rows that a collective gives, as the scratch holds them.
