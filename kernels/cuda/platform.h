@@ -120,6 +120,16 @@ SIGNAL_DEVICE float f16_to_f32(uint16_t h) { float f; asm("cvt.f32.f16 %0, %1;" 
 SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { uint32_t v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { uint32_t v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool kAddsHalves = true;
+SIGNAL_DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) { uint32_t v; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b)); return v; }
+SIGNAL_DEVICE uint32_t add_bf16x2(uint32_t a, uint32_t b) { uint32_t v; asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b)); return v; }
+#else
+constexpr bool kAddsHalves = false;
+SIGNAL_DEVICE uint32_t add_f16x2(uint32_t, uint32_t) { return 0; }
+SIGNAL_DEVICE uint32_t add_bf16x2(uint32_t, uint32_t) { return 0; }
+#endif
+
 #if __CUDA_ARCH__ >= 890
 constexpr bool kHasE4m3 = true;
 SIGNAL_DEVICE uint32_t f32x2_to_e4m3(float low, float high) { uint16_t v; asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low)); return v; }

@@ -119,6 +119,10 @@ SIGNAL_DEVICE uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); 
 SIGNAL_DEVICE uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
 SIGNAL_DEVICE uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
 
+constexpr bool kAddsHalves = false;
+SIGNAL_DEVICE uint32_t add_f16x2(uint32_t, uint32_t) { return 0; }
+SIGNAL_DEVICE uint32_t add_bf16x2(uint32_t, uint32_t) { return 0; }
+
 constexpr bool kHasE4m3 = false;  // gfx942 has another e4m3 than OCP
 SIGNAL_DEVICE uint32_t f32x2_to_e4m3(float, float) { return 0; }
 

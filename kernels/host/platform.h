@@ -171,6 +171,10 @@ inline uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return 
 inline uint32_t f32x2_to_f16(float low, float high) { return uint32_t(f32_to_f16(high)) << 16 | f32_to_f16(low); }
 inline uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
 
+constexpr bool kAddsHalves = false;
+inline uint32_t add_f16x2(uint32_t, uint32_t) { return 0; }
+inline uint32_t add_bf16x2(uint32_t, uint32_t) { return 0; }
+
 constexpr bool kHasE4m3 = false;
 inline uint32_t f32x2_to_e4m3(float, float) { return 0; }
 

@@ -117,6 +117,10 @@ inline uint32_t f32x2_to_f16(float, float) { return 0; }
 inline uint16_t f32_to_bf16(float f) { const uint32_t bits = as_bits(f); return f != f ? 0x7fff : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }
 inline uint32_t f32x2_to_bf16(float low, float high) { return uint32_t(f32_to_bf16(high)) << 16 | f32_to_bf16(low); }
 
+constexpr bool kAddsHalves = false;
+inline uint32_t add_f16x2(uint32_t, uint32_t) { return 0; }
+inline uint32_t add_bf16x2(uint32_t, uint32_t) { return 0; }
+
 constexpr bool kHasE4m3 = false;
 inline uint32_t f32x2_to_e4m3(float, float) { return 0; }
 

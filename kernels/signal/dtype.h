@@ -2,6 +2,9 @@
 //
 // Sums of f32, f16 and bf16, which engines call for by far the most, have kernels of their own, in which two elements of 16 bits
 // are rounded at once and each world size has its code. All other types and operators share one kernel (Any).
+//
+// Of these three, `narrow` rounds to nearest even and `add` gives the rounded sums of two words' elements; both leave a NaN as the platform has it, of
+// 16 bits 0x7fff. `canonical` makes it the type's; `round` is both.
 #pragma once
 
 #include "memory.h"
@@ -21,15 +24,26 @@ SIGNAL_DEVICE uint32_t canonical_halves(uint32_t word, uint32_t nan) {
 template <class T>
 struct Sum;
 
+// Rounded twice, which comes to the same as once: f32 has at least twice the places of either type and two more. benches/halves.cu compares all pairs.
+template <class T>
+SIGNAL_DEVICE uint32_t add_by_f32(uint32_t a, uint32_t b) {
+  float x[T::kPerWord], y[T::kPerWord];
+  T::widen(a, x);
+  T::widen(b, y);
+  for (uint32_t e = 0; e < T::kPerWord; e++) x[e] += y[e];
+  return T::narrow(x);
+}
+
 struct F32 {
   static constexpr bool kIsAny = false;
   static constexpr uint32_t kPerWord = 1;
   using Fold = Sum<F32>;
 
   SIGNAL_DEVICE static void widen(uint32_t word, float (&to)[1]) { to[0] = platform::as_float(word); }
-  SIGNAL_DEVICE static uint32_t round(const float (&from)[1]) {
-    return is_nan(from[0]) ? 0x7fc00000u : platform::as_bits(from[0]);
-  }
+  SIGNAL_DEVICE static uint32_t narrow(const float (&from)[1]) { return platform::as_bits(from[0]); }
+  SIGNAL_DEVICE static uint32_t canonical(uint32_t word) { return is_nan(platform::as_float(word)) ? 0x7fc00000u : word; }
+  SIGNAL_DEVICE static uint32_t round(const float (&from)[1]) { return canonical(narrow(from)); }
+  SIGNAL_DEVICE static uint32_t add(uint32_t a, uint32_t b) { return platform::as_bits(platform::as_float(a) + platform::as_float(b)); }
 };
 
 struct F16 {
@@ -41,8 +55,12 @@ struct F16 {
     to[0] = platform::f16_to_f32(uint16_t(word));
     to[1] = platform::f16_to_f32(uint16_t(word >> 16));
   }
-  SIGNAL_DEVICE static uint32_t round(const float (&from)[2]) {
-    return canonical_halves(platform::f32x2_to_f16(from[0], from[1]), 0x7e00u);
+  SIGNAL_DEVICE static uint32_t narrow(const float (&from)[2]) { return platform::f32x2_to_f16(from[0], from[1]); }
+  SIGNAL_DEVICE static uint32_t canonical(uint32_t word) { return canonical_halves(word, 0x7e00u); }
+  SIGNAL_DEVICE static uint32_t round(const float (&from)[2]) { return canonical(narrow(from)); }
+  SIGNAL_DEVICE static uint32_t add(uint32_t a, uint32_t b) {
+    if constexpr (platform::kAddsHalves) return platform::add_f16x2(a, b);
+    return add_by_f32<F16>(a, b);
   }
 };
 
@@ -55,10 +73,29 @@ struct Bf16 {
     to[0] = platform::as_float(word << 16);
     to[1] = platform::as_float(word & 0xffff0000u);
   }
-  SIGNAL_DEVICE static uint32_t round(const float (&from)[2]) {
-    return canonical_halves(platform::f32x2_to_bf16(from[0], from[1]), 0x7fc0u);
+  SIGNAL_DEVICE static uint32_t narrow(const float (&from)[2]) { return platform::f32x2_to_bf16(from[0], from[1]); }
+  SIGNAL_DEVICE static uint32_t canonical(uint32_t word) { return canonical_halves(word, 0x7fc0u); }
+  SIGNAL_DEVICE static uint32_t round(const float (&from)[2]) { return canonical(narrow(from)); }
+  SIGNAL_DEVICE static uint32_t add(uint32_t a, uint32_t b) {
+    if constexpr (platform::kAddsHalves) return platform::add_bf16x2(a, b);
+    return add_by_f32<Bf16>(a, b);
   }
 };
+
+template <class T>
+SIGNAL_DEVICE Pack canonical(Pack pack) {
+  SIGNAL_UNROLL
+  for (uint32_t w = 0; w < 4; w++) pack.word[w] = T::canonical(pack.word[w]);
+  return pack;
+}
+
+template <class T>
+SIGNAL_DEVICE Pack add_packs(const Pack& a, const Pack& b) {
+  Pack sum;
+  SIGNAL_UNROLL
+  for (uint32_t w = 0; w < 4; w++) sum.word[w] = T::add(a.word[w], b.word[w]);
+  return sum;
+}
 
 // The running sums of one pack's elements: f32 from +0.0, so that a -0.0 counts as +0.0.
 template <class T>
@@ -77,11 +114,12 @@ struct Sum {
       for (uint32_t e = 0; e < T::kPerWord; e++) value[w][e] += wide[e];
     }
   }
-  SIGNAL_DEVICE Pack finish(uint32_t) const {
+  SIGNAL_DEVICE Pack narrow() const {
     Pack pack;
-    for (uint32_t w = 0; w < 4; w++) pack.word[w] = T::round(value[w]);
+    for (uint32_t w = 0; w < 4; w++) pack.word[w] = T::narrow(value[w]);
     return pack;
   }
+  SIGNAL_DEVICE Pack finish(uint32_t) const { return canonical<T>(narrow()); }
 };
 
 // The types as Any has them: what an element's bits are worth (`Value`), and the bits of a result. A -0.0 that comes in counts as

@@ -228,7 +228,12 @@ struct Mail {
   SIGNAL_DEVICE typename T::Fold fold(const Pack (&packs)[N]) const {
     return fold_ranks<T, N, kExact>(p.op, world(), p.group.rank, [&](uint32_t r) { return packs[r]; });
   }
-  SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const { return fold(packs).finish(world()); }
+  SIGNAL_DEVICE Pack sum(const Pack (&packs)[N]) const { return canonical<T>(raw_sum(packs)); }
+  // With NaNs as the platform has them.
+  SIGNAL_DEVICE Pack raw_sum(const Pack (&packs)[N]) const {
+    if constexpr (N == 2 && kExact) return add_packs<T>(add_packs<T>(packs[0], Pack{}), packs[1]);  // from +0 on, as any sum
+    return fold(packs).narrow();
+  }
 };
 
 template <class T, class Call>

@@ -80,11 +80,11 @@ struct NormCall {
     if (row * p.row_packs + k >= kMostLeftToClear) mail.clear(uint64_t(in_mail(row, k)) * kPackBytes);
   }
 
-  // The sum of a pack; false as above.
+  // The sum of a pack, with NaNs as the platform has them; false as above.
   SIGNAL_DEVICE bool sum(uint32_t row, uint32_t k, const Pack& mine, Pack& x) const {
     Pack packs[N] = {};
     if (!receive(row, k, mine, packs)) return false;
-    x = mail.sum(packs);
+    x = mail.raw_sum(packs);
     clear_received(row, k);
     return true;
   }

@@ -40,32 +40,6 @@ SIGNAL_DEVICE float sum_of_squares(const Pack& pack) {
   return sum;
 }
 
-// `act` of each two elements, in f32, rounded.
-template <class T, class Act>
-SIGNAL_DEVICE Pack rounded(const Pack& a, const Pack& b, Act act) {
-  Pack result;
-  SIGNAL_UNROLL
-  for (uint32_t w = 0; w < 4; w++) {
-    float wide[T::kPerWord], other[T::kPerWord];
-    T::widen(a.word[w], wide);
-    T::widen(b.word[w], other);
-    SIGNAL_UNROLL
-    for (uint32_t e = 0; e < T::kPerWord; e++) wide[e] = act(wide[e], other[e]);
-    result.word[w] = T::round(wide);
-  }
-  return result;
-}
-
-// Sum of so many, pair by pair.
-template <uint32_t kCount>
-SIGNAL_DEVICE float sum_of(const float* parts) {
-  if constexpr (kCount == 1) {
-    return parts[0];
-  } else {
-    return sum_of<kCount / 2>(parts) + sum_of<kCount / 2>(parts + kCount / 2);
-  }
-}
-
 // Pack k of the row at an address. kWhole: all packs of all operands are whole and aligned.
 template <bool kWhole>
 SIGNAL_DEVICE Pack load_of_row(uint64_t row, uint32_t k, uint64_t row_bytes) {
@@ -153,12 +127,13 @@ struct Row {
   SIGNAL_DEVICE Pack residual(uint32_t k) const { return p.residual != 0 ? load(p.residual, k) : Pack{}; }
   SIGNAL_DEVICE void store(uint64_t rows, uint32_t k, const Pack& pack) const { store_of_row<kWhole>(rows + begin, k, p.row_bytes, pack); }
 
-  // The sum of pack k with its residual, which is what is normed.
-  SIGNAL_DEVICE Pack add(uint32_t k, const Pack& sum, const Pack& residual) const {
-    if (p.sum != 0) store(p.sum, k, sum);
-    if (p.residual == 0) return sum;
-    const Pack added = rounded<T>(sum, residual, [](float s, float r) SIGNAL_INLINE { return s + r; });
-    store(p.new_residual, k, added);
+  // The sum of pack k, its NaNs as the platform has them, with its residual: what is normed; and its sum of squares.
+  SIGNAL_DEVICE Pack add(uint32_t k, const Pack& sum, const Pack& residual, float& squares) const {
+    if (p.sum != 0) store(p.sum, k, canonical<T>(sum));
+    Pack added = p.residual == 0 ? sum : add_packs<T>(sum, residual);
+    squares = sum_of_squares<T>(added);
+    if (is_nan(squares)) added = canonical<T>(added);  // asked once of all
+    if (p.residual != 0) store(p.new_residual, k, added);
     return added;
   }
 
@@ -168,8 +143,11 @@ struct Row {
     // Else it is widened as soon as it is there, which what is asked for after it has to wait for.
     SIGNAL_UNROLL
     for (uint32_t w = 0; w < 4; w++) weight.word[w] = platform::opaque(weight.word[w]);
-    const float offset = p.offset;
-    const Pack y = rounded<T>(pack, weight, [=](float x, float w) SIGNAL_INLINE { return x * scale * (w + offset); });
+    Values<T> x = widen<T>(pack);
+    const Values<T> w = widen<T>(weight);
+    SIGNAL_UNROLL
+    for (uint32_t e = 0; e < Values<T>::kCount; e++) x.value[e] = x.value[e] * scale * (w.value[e] + p.offset);
+    const Pack y = round<T>(x);
     if (kCodes == Codes::kNever || (kCodes == Codes::kMaybe && p.format == kRowsPlain)) return store(p.all_reduce.output, k, y);
     constexpr uint32_t kCount = Values<T>::kCount;
     const uint64_t at = p.all_reduce.output + begin / (kPackBytes / kCount) + k * kCount;
@@ -237,8 +215,9 @@ SIGNAL_DEVICE bool norm_narrow(const Row<T, true>& row, uint32_t turn, bool fail
   for_own_packs<kEach>(row.p, [&](uint32_t j, uint32_t k) SIGNAL_INLINE {
     failed = failed || !sum(j, k, x[j]);
     if (failed) return;
-    x[j] = row.add(k, x[j], soon.residual[j]);
-    squares += sum_of_squares<T>(x[j]);
+    float own;
+    x[j] = row.add(k, x[j], soon.residual[j], own);
+    squares += own;
   });
   if (kEach > 1) soon.load_weight(row.p);
   const float lanes = platform::add_lanes(squares);

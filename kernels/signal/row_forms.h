@@ -104,8 +104,8 @@ struct AnyRow : Row<T, kWhole> {
   // The sum of pack k with its residual, which is what is normed.
   SIGNAL_DEVICE Values<T> add(uint32_t k, Values<T> x, const Pack& residual) const {
     const bool exact = p.is_fast == 0;
-    const Pack sum = round<T>(x);
-    if (p.sum != 0) Base::store(p.sum, k, sum);
+    const Pack sum = narrow<T>(x);
+    if (p.sum != 0) Base::store(p.sum, k, canonical<T>(sum));
     if (exact) x = widen<T>(sum);
     if (p.residual == 0) return x;
     const Values<T> wide = widen<T>(residual);
@@ -124,7 +124,7 @@ struct AnyRow : Row<T, kWhole> {
       const float y = (x.value[e] - m.mean) * m.scale * (w.value[e] + p.offset);
       x.value[e] = has_bias ? y + b.value[e] : y;
     }
-    return p.is_fast == 0 ? widen<T>(round<T>(x)) : x;
+    return p.is_fast == 0 ? widen<T>(narrow<T>(x)) : x;
   }
 
   SIGNAL_DEVICE void store_plain(uint32_t k, const Values<T>& y) const { Base::store(p.all_reduce.output, k, round<T>(y)); }

@@ -117,6 +117,7 @@ macro_rules! suite {
                     all_reduce_same_bits_in_every_algorithm;
                 special:
                     all_reduce_special_pairs,
+                    all_reduce_special_halves,
                     all_reduce_special_mixtures,
                     all_reduce_special_negative_zero,
                     all_reduce_special_order_and_rounding;

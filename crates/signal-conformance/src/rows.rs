@@ -26,7 +26,7 @@ pub(crate) struct Job {
     pub(crate) sum: bool,
     pub(crate) offset: f32,
     pub(crate) epsilon: f32,
-    /// Rows of zeros, and with NaNs and infinities.
+    /// Rows of zeros, and with NaNs and infinities; half of the time such weights.
     pub(crate) odd_rows: bool,
     pub(crate) seed: u64,
 }
@@ -110,7 +110,13 @@ impl Job {
             self.make_odd(&mut inputs);
         }
         let residuals = random_inputs::<T>(ranks, self.seed + 1, normed);
-        let weights = random_inputs::<T>(ranks, self.seed + 2, self.elements);
+        let mut weights = random_inputs::<T>(ranks, self.seed + 2, self.elements);
+        if self.odd_rows && self.seed.is_multiple_of(2) {
+            for weights in &mut weights {
+                weights[self.elements / 4] = T::from_f32(f32::INFINITY);
+                weights[self.elements / 3] = T::from_f32(-f32::NAN);
+            }
+        }
         let biases = random_inputs::<T>(ranks, self.seed + 3, self.elements);
         let tensor_scale = 0.003 * (1 + self.seed % 50) as f32;
         let mut data = Data { inputs, residuals, weights, biases, tensor_scale, ..Data::nothing() };

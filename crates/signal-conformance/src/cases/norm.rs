@@ -52,7 +52,7 @@ pub fn norm_behind_an_all_reduce<B: Backend>(rig: &Rig<B>) {
             for _ in 0..scaled(2) {
                 for_dtypes!(T => {
                     let rows = 1 + below(&mut rng, if elements > 1000 { 3 } else { 9 });
-                    let job = Job::draw(&mut rng, rows, elements);
+                    let job = Job { odd_rows: below(&mut rng, 4) == 0, ..Job::draw(&mut rng, rows, elements) };
                     let algorithm = pick(&mut rng, &[None, Some(Algorithm::Lamport), Some(Algorithm::OneStage), Some(Algorithm::TwoStage)]);
                     let call = grid(&mut rng, algorithm);
                     run::<B, T>(&mut world, &mut rng, &job, call);

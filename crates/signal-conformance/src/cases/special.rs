@@ -7,7 +7,7 @@ use signal_core::{Algorithm, Backend, Element, Float};
 use crate::compare;
 use crate::exchange::Exchange;
 use crate::place::{Mix, below, pick};
-use crate::rig::Rig;
+use crate::rig::{Rig, scaled};
 use crate::world::{World, options};
 
 /// Bit patterns of each kind of value: zeros, subnormals, the smallest and largest normals, infinities, quiet and
@@ -78,6 +78,21 @@ pub fn all_reduce_special_pairs<B: Backend>(rig: &Rig<B>) {
         let second: Vec<T> = patterns.repeat(patterns.len());
         run(&mut world, &[first, second], &mut rng);
     });
+}
+
+/// Each element of 16 bits with others of every magnitude: two of them are added at once, on some devices by an instruction that knows no f32.
+pub fn all_reduce_special_halves<B: Backend>(rig: &Rig<B>) {
+    let mut world = rig.world(2);
+    let mut rng = Rng::new(2);
+    for_dtypes!(T => {
+        let all: Vec<T> = (0..=u16::MAX).map(T::from_bits).collect();
+        for _ in 0..scaled(4) {
+            // An odd factor visits all of them, another neighbour for each.
+            let (factor, from) = (2 * below(&mut rng, 1 << 15) + 1, below(&mut rng, 1 << 16));
+            let other = (0..all.len()).map(|i| all[(i * factor + from) % all.len()]).collect();
+            run(&mut world, &[all.clone(), other], &mut rng);
+        }
+    }; f16 bf16);
 }
 
 /// One rank alone, and random mixtures over more ranks.
