@@ -27,5 +27,6 @@ pub mod setup;
 pub mod special;
 pub mod split;
 pub mod streams;
+pub mod tuning;
 pub mod two_shot;
 pub mod user;

@@ -73,6 +73,9 @@ macro_rules! suite {
                 peer:
                     prove_peer_between_all_pairs,
                     plan_is_the_same_on_every_rank;
+                tuning:
+                    tuning_gives_plans,
+                    tuning_refused;
                 pinned:
                     pinned_random_programs,
                     pinned_alloc_and_split,

@@ -52,6 +52,27 @@ pub enum Link {
     Pinned,
 }
 
+impl Link {
+    const ALL: [Link; 6] = [Link::SameDevice, Link::Host, Link::NvLink, Link::Xgmi, Link::Pcie, Link::Pinned];
+
+    /// The name used by files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Link::SameDevice => "same-device",
+            Link::Host => "host",
+            Link::NvLink => "nvlink",
+            Link::Xgmi => "xgmi",
+            Link::Pcie => "pcie",
+            Link::Pinned => "pinned",
+        }
+    }
+
+    /// The link with this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|link| link.name() == name)
+    }
+}
+
 /// Description of a device; data, so that a refusal can name it.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {

@@ -444,6 +444,14 @@ pub enum ApiMisuse {
         /// "capturing" or "not capturing".
         state: &'static str,
     },
+    /// A table of plans ([`Tuning`](crate::Tuning)) cannot be used.
+    #[error("SIGNAL_TUNING: {what}: {why}")]
+    Tuning {
+        /// The file, or what of it.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A setting has a value that cannot be used.
     #[error("{name}={value}: {why}")]
     Setting {

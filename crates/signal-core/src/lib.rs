@@ -36,6 +36,7 @@ pub mod reference;
 pub mod rendezvous;
 mod settings;
 mod signal;
+mod tuning;
 
 pub use self::backend::{
     Backend, DeviceFamily, DeviceInfo, Entry, Launch, Link, MemoryKind, PeerAccess, Readers, StreamId,
@@ -55,3 +56,4 @@ pub use self::plan::Plan;
 pub use self::rendezvous::{Id, Rendezvous, TcpRendezvous, UnixRendezvous};
 pub use self::settings::{Settings, parse_bytes};
 pub use self::signal::{SIGNAL_BUFFER_BYTES, SignalPtr};
+pub use self::tuning::{Tuning, TuningRow, TuningTable};

@@ -8,6 +8,7 @@ use crate::kernel::Algorithm;
 use crate::layout::PACK_BYTES;
 #[cfg(test)]
 use crate::layout::most_lamport_bytes;
+use crate::tuning::TuningRow;
 
 /// Bytes of data in a line.
 pub(crate) const LINE_DATA_BYTES: u64 = 8;
@@ -22,6 +23,13 @@ pub struct Plan {
     pub blocks: u32,
     /// Threads a block.
     pub threads: u32,
+}
+
+impl Plan {
+    /// An algorithm with a grid.
+    pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
+        Plan { algorithm, blocks, threads }
+    }
 }
 
 /// A row of the tuning table: what to do for messages up to some size.
@@ -162,10 +170,81 @@ impl Topology {
     }
 }
 
-/// What the table gives for an all-reduce of `count` elements: by the algorithm that is `wanted`, or else by one that it `takes`. The grid
-/// may still exceed the block budget.
+/// What a row says, of whichever table.
+#[derive(Clone, Copy, Debug)]
+struct Advice {
+    algorithm: Algorithm,
+    threads: u32,
+    units_per_thread: u64,
+    max_blocks: u32,
+}
+
+impl Advice {
+    /// As a plan for so many units of work, by the algorithm that is `wanted` if any is.
+    fn plan(self, algorithm: Algorithm, units: u64, most_blocks: u32) -> Plan {
+        let most = self.max_blocks.min(most_blocks);
+        let blocks = units.div_ceil(u64::from(self.threads) * self.units_per_thread).clamp(1, most.into());
+        Plan { algorithm, blocks: blocks as u32, threads: self.threads }
+    }
+}
+
+impl From<&TuningRow> for Advice {
+    fn from(row: &TuningRow) -> Self {
+        let TuningRow { algorithm, threads, units_per_thread, max_blocks, .. } = *row;
+        Advice { algorithm, threads, units_per_thread, max_blocks }
+    }
+}
+
+impl From<&Row> for Advice {
+    fn from(row: &Row) -> Self {
+        let Row { algorithm, threads, packs_per_thread, max_blocks, .. } = *row;
+        Advice { algorithm, threads, units_per_thread: packs_per_thread as u64, max_blocks }
+    }
+}
+
+impl From<&ExchangeRow> for Advice {
+    fn from(row: &ExchangeRow) -> Self {
+        let ExchangeRow { algorithm, threads, packs_per_thread, max_blocks, .. } = *row;
+        Advice { algorithm, threads, units_per_thread: packs_per_thread, max_blocks }
+    }
+}
+
+/// What threads of an all-reduce divide among each other: packs, or lines.
+fn all_reduce_units(algorithm: Algorithm, world: usize, bytes: usize) -> u64 {
+    let units = match algorithm {
+        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push => bytes.div_ceil(PACK_BYTES),
+        Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
+        Algorithm::TwoShot if world == 2 => bytes.div_ceil(PACK_BYTES),
+        Algorithm::TwoStage | Algorithm::TwoStagePush | Algorithm::TwoShot => {
+            bytes.div_ceil(PACK_BYTES).div_ceil(world)
+        }
+    };
+    units as u64
+}
+
+/// The same of another collective.
+fn exchange_units(algorithm: Algorithm, world: usize, load: Load) -> u64 {
+    match algorithm {
+        // A line of each piece is read and written by a thread of its own.
+        Algorithm::Lines => load.largest.div_ceil(LINE_DATA_BYTES) * world.max(2).saturating_sub(1) as u64,
+        _ => load.bytes.div_ceil(PACK_BYTES as u64),
+    }
+}
+
+/// Units of work of a call that moves `bytes` in equal parts among `world` ranks: what a [`TuningRow`] divides among threads.
+pub(crate) fn units(collective: Collective, algorithm: Algorithm, world: usize, bytes: u64) -> u64 {
+    if collective == Collective::AllReduce {
+        return all_reduce_units(algorithm, world, bytes as usize);
+    }
+    let parts = if collective.has_parts() { world as u64 } else { 1 };
+    exchange_units(algorithm, world, Load { bytes, largest: bytes.div_ceil(parts) })
+}
+
+/// What the tables give for an all-reduce of `count` elements: by the algorithm that is `wanted`, or else by one that it `takes`. Rows of `tuned`
+/// come before the library's own. The grid may still exceed the block budget.
 pub(crate) fn all_reduce(
     topology: Topology,
+    tuned: &[TuningRow],
     count: usize,
     dtype: Dtype,
     wanted: Option<Algorithm>,
@@ -176,32 +255,21 @@ pub(crate) fn all_reduce(
     let fits = |row: &&Row| {
         row.family == family && row.link.is_none_or(|of| of == link) && world <= row.max_world && bytes <= row.max_bytes
     };
-    let row = choose(TABLE.iter().filter(fits), |row| row.algorithm, wanted, takes);
+    let rows = tuned.iter().map(Advice::from).chain(TABLE.iter().filter(fits).map(Advice::from));
     // Every family ends with a row for 8 ranks and all sizes (tested below).
-    let row = row.unwrap_or(&TABLE[0]);
+    let row = choose(rows, wanted, takes).unwrap_or_else(|| Advice::from(&TABLE[0]));
     let algorithm = wanted.unwrap_or(row.algorithm);
-    let packs = match algorithm {
-        Algorithm::OneStage | Algorithm::Lamport | Algorithm::Pull | Algorithm::Push => bytes.div_ceil(PACK_BYTES),
-        Algorithm::Lines => bytes.div_ceil(LINE_DATA_BYTES as usize),
-        Algorithm::TwoShot if world == 2 => bytes.div_ceil(PACK_BYTES),
-        Algorithm::TwoStage | Algorithm::TwoStagePush | Algorithm::TwoShot => {
-            bytes.div_ceil(PACK_BYTES).div_ceil(world)
-        }
-    };
-    let most = row.max_blocks.min(most_blocks);
-    let blocks = packs.div_ceil(row.threads as usize * row.packs_per_thread).clamp(1, most as usize) as u32;
-    Plan { algorithm, blocks, threads: row.threads }
+    row.plan(algorithm, all_reduce_units(algorithm, world, bytes), most_blocks)
 }
 
 /// The first row with the algorithm that is `wanted`; where there is none, or it is all the same, the first of one that the call `takes`.
-fn choose<'a, R>(
-    mut rows: impl Iterator<Item = &'a R> + Clone,
-    algorithm: impl Fn(&R) -> Algorithm,
+fn choose(
+    mut rows: impl Iterator<Item = Advice> + Clone,
     wanted: Option<Algorithm>,
     takes: impl Fn(Algorithm) -> bool,
-) -> Option<&'a R> {
-    let first = wanted.and_then(|wanted| rows.clone().find(|row| algorithm(row) == wanted));
-    first.or_else(|| rows.find(|row| takes(algorithm(row))))
+) -> Option<Advice> {
+    let first = wanted.and_then(|wanted| rows.clone().find(|row| row.algorithm == wanted));
+    first.or_else(|| rows.find(|row| takes(row.algorithm)))
 }
 
 /// A row of the table for the other collectives.
@@ -270,6 +338,7 @@ pub(crate) struct Load {
 /// The same for a collective that exchanges pieces.
 pub(crate) fn exchange(
     topology: Topology,
+    tuned: &[TuningRow],
     collective: Collective,
     load: Load,
     wanted: Option<Algorithm>,
@@ -283,19 +352,13 @@ pub(crate) fn exchange(
     // What is pushed is added behind a barrier: 125 us at 64 MiB on two H200s, where a pull takes 105. Where all move data one way, a pull is
     // no slower: a broadcast of 256 MiB takes 720 us, and 733 by pushing.
     let pulls = collective.reduces() || matches!(collective, Collective::SendRecv | Collective::Broadcast);
-    let chosen = |algorithm| takes(algorithm) && !(algorithm == Algorithm::Push && pulls);
-    let row = choose(EXCHANGES.iter().filter(fits), |row| row.algorithm, wanted, chosen);
+    let own =
+        EXCHANGES.iter().filter(fits).map(Advice::from).filter(|row| !(row.algorithm == Algorithm::Push && pulls));
+    let rows = tuned.iter().map(Advice::from).chain(own);
     // Every family ends with a row for everything (tested below).
-    let row = row.unwrap_or(&EXCHANGES[0]);
+    let row = choose(rows, wanted, takes).unwrap_or_else(|| Advice::from(&EXCHANGES[0]));
     let algorithm = wanted.unwrap_or(row.algorithm);
-    let units = match algorithm {
-        // A line of each piece is read and written by a thread of its own.
-        Algorithm::Lines => load.largest.div_ceil(LINE_DATA_BYTES) * topology.world.max(2).saturating_sub(1) as u64,
-        _ => load.bytes.div_ceil(PACK_BYTES as u64),
-    };
-    let most = row.max_blocks.min(topology.most_blocks);
-    let blocks = units.div_ceil(u64::from(row.threads) * row.packs_per_thread).clamp(1, most.into());
-    Plan { algorithm, blocks: blocks as u32, threads: row.threads }
+    row.plan(algorithm, exchange_units(algorithm, topology.world, load), topology.most_blocks)
 }
 
 /// Most threads that share a row, where they are not the host's.
@@ -351,10 +414,39 @@ mod tests {
         };
         for (arch, most) in [("gfx942", 80), ("gfx90a", 16), ("gfx1100", 16), ("gfx1030", 80)] {
             let topology = Topology::new(&info(arch), Link::Xgmi, 8);
-            assert_eq!(all_reduce(topology, 1 << 30, Dtype::F32, None, |_| true).blocks, most, "{arch}");
+            assert_eq!(all_reduce(topology, &[], 1 << 30, Dtype::F32, None, |_| true).blocks, most, "{arch}");
             let load = Load { bytes: 1 << 30, largest: 1 << 30 };
-            assert_eq!(exchange(topology, Collective::AllGather, load, None, |_| true).blocks, most, "{arch}");
+            assert_eq!(exchange(topology, &[], Collective::AllGather, load, None, |_| true).blocks, most, "{arch}");
         }
+    }
+
+    #[test]
+    fn what_was_measured_comes_first() {
+        let topology = topology(DeviceFamily::Nvidia, Link::NvLink, 2);
+        let row = |collective, bytes, (algorithm, blocks, threads)| {
+            TuningRow::new(collective, 2, bytes, Plan { algorithm, blocks, threads }, 9.0)
+        };
+        let tuned = [
+            row(Collective::AllReduce, 1 << 20, (Algorithm::TwoStage, 32, 1024)),
+            row(Collective::AllReduce, 1 << 20, (Algorithm::OneStage, 16, 256)),
+        ];
+        let plan = |count, wanted, takes: fn(Algorithm) -> bool| {
+            let Plan { algorithm, blocks, threads } = all_reduce(topology, &tuned, count, Dtype::F32, wanted, takes);
+            (algorithm, blocks, threads)
+        };
+        // At the size that was measured the grid that was, and fewer blocks below.
+        assert_eq!(plan(1 << 18, None, |_| true), (Algorithm::TwoStage, 32, 1024));
+        assert_eq!(plan(1 << 17, None, |_| true), (Algorithm::TwoStage, 16, 1024));
+        assert_eq!(plan(1 << 18, None, |a| a != Algorithm::TwoStage), (Algorithm::OneStage, 16, 256));
+        assert_eq!(plan(1 << 18, Some(Algorithm::OneStage), |_| true), (Algorithm::OneStage, 16, 256));
+        // What was not measured is the library's own.
+        let own = all_reduce(topology, &[], 1 << 18, Dtype::F32, Some(Algorithm::Lamport), |_| true);
+        assert_eq!(plan(1 << 18, Some(Algorithm::Lamport), |_| true), (own.algorithm, own.blocks, own.threads));
+
+        let tuned = [row(Collective::Broadcast, 4096, (Algorithm::Push, 2, 128))];
+        let load = Load { bytes: 4096, largest: 4096 };
+        let plan = exchange(topology, &tuned, Collective::Broadcast, load, None, |_| true);
+        assert_eq!((plan.algorithm, plan.blocks, plan.threads), (Algorithm::Push, 2, 128));
     }
 
     #[test]
@@ -379,7 +471,7 @@ mod tests {
     #[test]
     fn grids_grow_with_the_message() {
         let topology = topology(DeviceFamily::Nvidia, Link::Pcie, 2);
-        let plan = |count| all_reduce(topology, count, Dtype::F32, None, |_| true);
+        let plan = |count| all_reduce(topology, &[], count, Dtype::F32, None, |_| true);
         assert_eq!(plan(1).blocks, 1);
         assert_eq!(plan(64 * 4).blocks, 1);
         assert_eq!(plan(64 * 4 + 1).blocks, 2);
@@ -390,7 +482,8 @@ mod tests {
     fn sends_have_the_same_threads_at_all_sizes() {
         for family in [DeviceFamily::Host, DeviceFamily::Nvidia, DeviceFamily::Amd] {
             let topology = topology(family, Link::NvLink, 2);
-            let plan = |bytes| exchange(topology, Collective::SendRecv, Load { bytes, largest: bytes }, None, |_| true);
+            let plan =
+                |bytes| exchange(topology, &[], Collective::SendRecv, Load { bytes, largest: bytes }, None, |_| true);
             for bytes in [1, 2 << 10, 100 << 10, 1 << 30] {
                 let Plan { algorithm, threads, .. } = plan(bytes);
                 assert_eq!((algorithm, threads), (Algorithm::Pull, plan(1).threads));
@@ -403,11 +496,11 @@ mod tests {
         let topology = topology(DeviceFamily::Nvidia, Link::NvLink, 2);
         let load = Load { bytes: 2048, largest: 2048 };
         for wanted in [Algorithm::Lines, Algorithm::Pull] {
-            let plan = exchange(topology, Collective::Reduce, load, Some(wanted), |_| true);
+            let plan = exchange(topology, &[], Collective::Reduce, load, Some(wanted), |_| true);
             let lines = if wanted == Algorithm::Lines { LINE_DATA_BYTES as usize } else { PACK_BYTES };
             assert_eq!((plan.algorithm, plan.blocks * plan.threads), (wanted, (2048 / lines) as u32));
         }
-        let plan = |wanted| all_reduce(topology, 512, Dtype::F32, Some(wanted), |_| true);
+        let plan = |wanted| all_reduce(topology, &[], 512, Dtype::F32, Some(wanted), |_| true);
         assert_eq!((plan(Algorithm::Lines).algorithm, plan(Algorithm::Lines).blocks * 128), (Algorithm::Lines, 256));
         assert_eq!(plan(Algorithm::TwoStage).algorithm, Algorithm::TwoStage);
     }
@@ -417,7 +510,7 @@ mod tests {
         for (family, world) in [(DeviceFamily::Host, 2), (DeviceFamily::Nvidia, 8), (DeviceFamily::Amd, 4)] {
             let topology = topology(family, Link::Pcie, world);
             let plan = |without: &[Algorithm]| {
-                all_reduce(topology, 100, Dtype::F16, None, |a| !without.contains(&a)).algorithm
+                all_reduce(topology, &[], 100, Dtype::F16, None, |a| !without.contains(&a)).algorithm
             };
             assert_eq!(plan(&[]), Algorithm::Lamport);
             let lines = if family == DeviceFamily::Nvidia { Algorithm::Lines } else { Algorithm::OneStage };

@@ -1,10 +1,13 @@
 //! What a user may set. Every setting that ranks must share is compared when a communicator is created (P4).
 #![forbid(unsafe_code)]
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ApiMisuse, Result};
 use crate::kernel::Algorithm;
+use crate::tuning::Tuning;
 
 /// Settings of one rank. [`Default`] gives the defaults; [`from_env`](Self::from_env) the environment's.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +42,9 @@ pub struct Settings {
     /// there, such as another communicator. Calls that choose more, and a `SIGNAL_BLOCKS` above it, are
     /// [`ApiMisuse::Grid`]. A [split](crate::Communicator::split) divides it as all that fits.
     pub max_blocks: Option<u32>,
+    /// `SIGNAL_TUNING`, a file that `signal tune` wrote: plans that come before the library's own, the same on all ranks. A communicator is refused
+    /// on devices of another family or architecture than they were measured on; for a link or a world size that was not measured, the library's own serve.
+    pub tuning: Option<Arc<Tuning>>,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -105,6 +111,9 @@ impl Settings {
                 *setting = Some(number);
             }
         }
+        if let Some(v) = value("SIGNAL_TUNING") {
+            settings.tuning = Some(Arc::new(Tuning::read(Path::new(&v))?));
+        }
         settings.validate()?;
         Ok(settings)
     }
@@ -134,8 +143,9 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 11] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 12] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
+        let tuning = self.tuning.as_ref();
         [
             ("SIGNAL_TIMEOUT", format!("{:?}", self.timeout)),
             ("SIGNAL_SCRATCH", self.scratch_bytes.to_string()),
@@ -146,6 +156,10 @@ impl Settings {
             ("SIGNAL_P2P", self.peer_to_peer.map_or("auto", |on| if on { "1" } else { "0" }).to_owned()),
             ("SIGNAL_CHECK", u32::from(self.check).to_string()),
             ("SIGNAL_MAX_BLOCKS", number(self.max_blocks)),
+            (
+                "SIGNAL_TUNING",
+                tuning.map_or_else(|| "none".to_owned(), |tuning| format!("{:016x}", tuning.fingerprint())),
+            ),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -164,6 +178,7 @@ impl Default for Settings {
             peer_to_peer: None,
             check: false,
             max_blocks: None,
+            tuning: None,
             blocks: None,
             threads: None,
         }
@@ -221,6 +236,7 @@ mod tests {
             peer_to_peer: Some(false),
             check: true,
             max_blocks: Some(24),
+            tuning: None,
             blocks: Some(3),
             threads: Some(4),
         };
@@ -255,5 +271,7 @@ mod tests {
                 other => panic!("{name}={value} gave {other:?}"),
             }
         }
+        let absent = parse(&[("SIGNAL_TUNING", "no/such.toml")]).unwrap_err().to_string();
+        assert!(absent.starts_with("SIGNAL_TUNING: no/such.toml: "), "{absent}");
     }
 }

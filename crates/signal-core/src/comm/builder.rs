@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::backend::{Backend, Link, MemoryKind};
+use crate::backend::{Backend, DeviceInfo, Link, MemoryKind};
 use crate::error::{self, ApiMisuse, Error, Result};
 use crate::kernel::Kernel;
 use crate::layout::{LAYOUT_VERSION, MAX_NUM_BLOCKS_UPPER_BOUND, NUM_BARRIER_DOMAINS};
@@ -12,6 +12,7 @@ use crate::plan::{self, Topology};
 use crate::rendezvous::Rendezvous;
 use crate::settings::Settings;
 use crate::signal::check_world;
+use crate::tuning::Tuning;
 
 use super::group::{BlockBudget, Group, Here, Ranks, Room};
 use super::{Communicator, Own, process};
@@ -22,12 +23,13 @@ pub struct Builder<B: Backend> {
     settings: Option<Settings>,
     share_devices: bool,
     max_blocks: Option<u32>,
+    tuning: Option<Arc<Tuning>>,
     backend: PhantomData<B>,
 }
 
 impl<B: Backend> Builder<B> {
     pub(crate) fn new() -> Self {
-        Builder { settings: None, share_devices: false, max_blocks: None, backend: PhantomData }
+        Builder { settings: None, share_devices: false, max_blocks: None, tuning: None, backend: PhantomData }
     }
 
     /// The settings of every rank; without, [`Settings::from_env`].
@@ -49,6 +51,13 @@ impl<B: Backend> Builder<B> {
     #[must_use]
     pub fn max_blocks(mut self, blocks: u32) -> Self {
         self.max_blocks = Some(blocks);
+        self
+    }
+
+    /// Plans that were measured on such devices, instead of [`Settings::tuning`].
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = Some(Arc::new(tuning));
         self
     }
 
@@ -84,6 +93,7 @@ impl<B: Backend> Builder<B> {
         let settings = &ranks[0].1;
 
         let infos: Vec<_> = devices.iter().map(B::describe).collect();
+        check_tuning(settings, &infos[0])?;
         let max_threads = infos.iter().map(|info| info.max_block_threads).min().unwrap_or(1);
         let sharing = |device: &B::Device| devices.iter().filter(|other| *other == device).count();
         let rooms = ranks.iter().zip(&modules).map(|((device, _), module)| {
@@ -121,6 +131,7 @@ impl<B: Backend> Builder<B> {
         let patience = settings.as_ref().map_or(Settings::default().timeout, |settings| settings.timeout);
         let prepared = settings.and_then(|settings| {
             settings.validate()?;
+            check_tuning(&settings, &B::describe(device))?;
             Ok((settings, B::load(device)?))
         });
         process::connect(device, prepared, self.share_devices, None, (Box::new(rendezvous), patience))
@@ -132,8 +143,14 @@ impl<B: Backend> Builder<B> {
 
     /// Settings with what was asked for here.
     fn with_own(&self, settings: &Settings) -> Settings {
-        Settings { max_blocks: self.max_blocks.or(settings.max_blocks), ..settings.clone() }
+        let tuning = self.tuning.as_ref().or(settings.tuning.as_ref()).cloned();
+        Settings { max_blocks: self.max_blocks.or(settings.max_blocks), tuning, ..settings.clone() }
     }
+}
+
+/// Refuses plans that were measured elsewhere.
+pub(super) fn check_tuning(settings: &Settings, device: &DeviceInfo) -> Result<()> {
+    settings.tuning.as_ref().map_or(Ok(()), |tuning| tuning.check_device(device))
 }
 
 /// What a rank to be brings.

@@ -19,9 +19,10 @@ use crate::layout::{
     CONTROL_OFFSET, Control, LINE_COUNTER_BYTES, LINES_BYTES, Line, NUM_BARRIER_DOMAINS, PACK_BYTES, SCRATCH_OFFSET,
     SIGNAL_START, Signal, line_slot_bytes, most_line_bytes,
 };
-use crate::plan::{self, Load, Plan};
+use crate::plan::{self, Load, Plan, Topology};
 use crate::settings::Settings;
 use crate::signal::check_domain;
+use crate::tuning::TuningRow;
 
 /// A rank: what its calls need, on whatever domain and thread they are made.
 #[derive(Debug)]
@@ -331,7 +332,8 @@ impl<B: Backend> Member<B> {
             }
             wanted => wanted,
         };
-        self.fitted(plan::all_reduce(self.group.topology, count, dtype, wanted, takes), options)
+        let tuned = self.tuned(Collective::AllReduce, bytes);
+        self.fitted(plan::all_reduce(self.group.topology, tuned, count, dtype, wanted, takes), options)
     }
 
     /// The plan of another collective that moves `bytes` in equal parts.
@@ -347,7 +349,14 @@ impl<B: Backend> Member<B> {
         };
         let setting = self.settings.algorithm.filter(|algorithm| takes(*algorithm));
         let wanted = options.algorithm.or(setting);
-        self.fitted(plan::exchange(self.group.topology, collective, load, wanted, takes), options)
+        let tuned = self.tuned(collective, load.bytes);
+        self.fitted(plan::exchange(self.group.topology, tuned, collective, load, wanted, takes), options)
+    }
+
+    /// What was measured for such calls on such a machine.
+    fn tuned(&self, collective: Collective, bytes: u64) -> &[TuningRow] {
+        let Topology { link, world, .. } = self.group.topology;
+        self.settings.tuning.as_ref().map_or(&[], |tuning| tuning.rows((collective, link, world), bytes))
     }
 
     /// Domains that divide what one communicator has.
