@@ -33,6 +33,8 @@ enum Command {
     /// Measures a collective and checks every result, in the layout of nccl-tests.
     #[command(arg_required_else_help = true)]
     Bench(bench::Args),
+    /// Measures which plans are fastest on this machine, and writes them to a file that the library loads.
+    Tune(bench::tune::Args),
     /// Runs random programs of collectives until the time is over, and checks every result.
     Soak(soak::Args),
     /// Lists backends, devices and who reaches whose memory, and says why something is not available.
@@ -42,6 +44,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
         Ok(Cli { command: Command::Bench(args) }) => bench::run(&args),
+        Ok(Cli { command: Command::Tune(args) }) => bench::tune::run(&args),
         Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         // Texts to read rather than one error: clap prints them.

@@ -465,6 +465,11 @@ pub enum ApiMisuse {
 }
 
 impl ApiMisuse {
+    /// Whether it is of the blocks or threads of a grid alone, so that another grid may do.
+    pub const fn is_of_grid(&self) -> bool {
+        matches!(self, ApiMisuse::Grid { .. } | ApiMisuse::Threads { .. })
+    }
+
     /// Checks that `bytes` from `offset` lie within `len`.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{Args as ClapArgs, FromArgMatches, ValueEnum};
 use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Collective, Dtype, FastSum, ReduceOp, parse_bytes};
 
@@ -163,6 +163,13 @@ impl Memory {
 }
 
 impl Args {
+    /// Of a command line that names the collective and nothing else.
+    pub(super) fn of(collective: Collective) -> Result<Self> {
+        let command = Args::augment_args(clap::Command::new("bench"));
+        let matches = command.try_get_matches_from(["bench", collective.name()])?;
+        Ok(Args::from_arg_matches(&matches)?)
+    }
+
     /// Refuses what the collective does not have, and what contradicts itself.
     pub(crate) fn check(&self) -> Result<()> {
         let collective = self.collective;
@@ -242,7 +249,7 @@ impl Args {
     }
 }
 
-fn parse_size(text: &str) -> Result<usize, String> {
+pub(super) fn parse_size(text: &str) -> Result<usize, String> {
     match parse_bytes(text) {
         Some(0) => Err("a size is at least 1 byte".to_owned()),
         Some(bytes) => Ok(bytes),
@@ -255,7 +262,7 @@ fn parse_factor(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "a factor is a whole number, 2 or more".to_owned())
 }
 
-fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {
+pub(super) fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {
     let dtypes = FastSum::ALL.map(FastSum::dtype);
     PossibleValuesParser::new(dtypes.map(Dtype::name)).try_map(move |name| {
         let found = dtypes.into_iter().find(|dtype| dtype.name() == name);
@@ -270,7 +277,7 @@ fn op_parser() -> impl TypedValueParser<Value = ReduceOp> {
     })
 }
 
-fn collective_parser() -> impl TypedValueParser<Value = Collective> {
+pub(super) fn collective_parser() -> impl TypedValueParser<Value = Collective> {
     let value = |collective: Collective| PossibleValue::new(collective.name()).help(about(collective));
     PossibleValuesParser::new(Collective::ALL.map(value))
         .try_map(|name| Collective::from_name(&name).ok_or_else(|| format!("no collective {name}")))

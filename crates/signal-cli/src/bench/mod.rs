@@ -29,6 +29,7 @@ mod spawn;
 mod sweep;
 mod table;
 mod together;
+pub(crate) mod tune;
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -59,7 +60,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Found::Seat(seat) => seat,
         Found::Start(world) => return spawn::run(world),
     };
-    let result = with_backend(args.group.backend, Bench { args, bytes: &bytes, seat: &seat, seed });
+    finish(with_backend(args.group.backend, Bench { args, bytes: &bytes, seat: &seat, seed }), &seat)
+}
+
+/// Ends a rank with its result, of whose error a process that was started for it tells whoever has started it.
+fn finish(result: Result<()>, seat: &Seat) -> Result<()> {
     match (result, seat.line()) {
         // For its parent to print.
         (Err(error), Some(line)) => {

@@ -193,6 +193,17 @@ impl<B: Backend> Ranks<B> {
         (self.options.blocks, self.options.threads) = (Some(blocks), Some(threads));
     }
 
+    /// Gives later calls this plan.
+    pub(super) fn set_plan(&mut self, plan: Plan) {
+        self.options.algorithm = Some(plan.algorithm);
+        self.set_grid(plan.blocks, plan.threads);
+    }
+
+    /// Leaves the plan to the library again.
+    pub(super) fn leave_plan(&mut self) {
+        self.options = CallOptions::default();
+    }
+
     /// Enqueues one call on every rank of this process.
     fn enqueue<T: Element>(&mut self, sets: &mut Sets<B, T>, index: usize, place: Place) -> Result<()> {
         let here = self.here();

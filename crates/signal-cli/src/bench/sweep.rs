@@ -1,6 +1,6 @@
 //! `--sweep`: the grid that is fastest at a size, out of place where the collective has that.
 
-use signal_comm::{ApiMisuse, Backend, DeviceFamily, Element, Error};
+use signal_comm::{Backend, DeviceFamily, Element, Error};
 
 use super::args::Args;
 use super::data::Sets;
@@ -33,13 +33,13 @@ pub(super) fn sweep<B: Backend, T: Element>(
     let host = B::describe(ranks.device()).family == DeviceFamily::Host;
     let place = ranks.shape.places().first().copied().unwrap_or(Place::OutOfPlace);
     let mut tried: Vec<Tried> = Vec::new();
-    for (blocks, threads) in grids(if host { HOST } else { GPU }, sets.size.bytes.div_ceil(16)) {
+    for (blocks, threads) in grids(host, sets.size.bytes.div_ceil(16)) {
         ranks.set_grid(blocks, threads);
         match measure::measure(ranks, sets, place, &short) {
             Ok(found) if found.wrong > 0 => return Err(CliError::Mismatch(found.wrong)),
             Ok(found) => tried.push((blocks, threads, found.quantile(0.5))),
             // What the device cannot hold is no candidate.
-            Err(CliError::Signal(Error::ApiMisuse(ApiMisuse::Grid { .. } | ApiMisuse::Threads { .. }))) => {}
+            Err(CliError::Signal(Error::ApiMisuse(why))) if why.is_of_grid() => {}
             Err(error) => return Err(error),
         }
     }
@@ -50,8 +50,9 @@ pub(super) fn sweep<B: Backend, T: Element>(
     Ok(tried)
 }
 
-/// Those that are neither mostly idle nor hopelessly small for a message of `packs` packs.
-fn grids((threads, blocks): Candidates, packs: usize) -> impl Iterator<Item = (u32, u32)> {
+/// Those that are neither mostly idle nor hopelessly small for a message of `packs` packs: blocks, and threads.
+pub(super) fn grids(host: bool, packs: usize) -> impl Iterator<Item = (u32, u32)> {
+    let (threads, blocks) = if host { HOST } else { GPU };
     let largest = blocks.last().copied();
     let all = blocks.iter().flat_map(|b| threads.iter().map(|t| (*b, *t)));
     all.filter(move |&(b, t)| {
@@ -66,13 +67,13 @@ mod tests {
 
     #[test]
     fn grids_suit_the_message() {
-        let small: Vec<_> = grids(GPU, 128).collect();
+        let small: Vec<_> = grids(false, 128).collect();
         assert!(small.contains(&(1, 1024)) && small.contains(&(2, 64)));
         assert!(!small.contains(&(4, 64)) && !small.contains(&(128, 128)));
-        assert!(!grids(GPU, 1 << 22).any(|grid| grid == (1, 64)));
+        assert!(!grids(false, 1 << 22).any(|grid| grid == (1, 64)));
         // Whatever the size, something is tried.
         for packs in [1, 100, 1 << 16, 1 << 30] {
-            assert!(grids(GPU, packs).count() > 0 && grids(HOST, packs).count() > 0, "{packs}");
+            assert!(grids(false, packs).count() > 0 && grids(true, packs).count() > 0, "{packs}");
         }
     }
 }
