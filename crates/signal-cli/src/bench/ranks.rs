@@ -70,10 +70,10 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Adjusts the replays before the timed one to what one takes.
-    pub(super) fn set_lead(&mut self, one: Duration) {
+    /// Adjusts the replays before the timed one to what one takes: so many times as long as they should last.
+    pub(super) fn set_lead(&mut self, one: Duration, times: u32) {
         if let Work::Graphs { lead, .. } = self {
-            *lead = (LEAD.as_nanos() / one.as_nanos().max(1)).clamp(1, MOST_LEAD) as u32;
+            *lead = ((LEAD * times).as_nanos() / one.as_nanos().max(1)).clamp(1, MOST_LEAD) as u32;
         }
     }
 

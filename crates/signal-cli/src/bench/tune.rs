@@ -34,6 +34,12 @@ const BATCHES: u32 = 7;
 const FINALISTS: usize = 4;
 /// Times this near are equal: the smaller grid is taken, which leaves room to others.
 const SAME: f64 = 1.01;
+/// An algorithm so many times as slow as the fastest, at two sizes in a row, is tried no more at larger ones, where it lies ever further behind.
+const HOPELESS: f64 = 2.0;
+/// Sets of buffers that calls go round: what a large one reads, no cache holds anyway.
+const SETS: u32 = 5;
+const SETS_OF_LARGE: u32 = 2;
+const LARGE: usize = 4 << 20;
 
 #[derive(ClapArgs, Clone, Debug)]
 pub(crate) struct Args {
@@ -190,15 +196,19 @@ impl Tune<'_> {
     fn table<B: Backend, T: Element>(&self, ranks: &mut Ranks<B>, bench: &BenchArgs) -> Result<TuningTable> {
         let (collective, world, link) = (bench.collective, ranks.world(), ranks.communicators[0].link());
         let mut table = TuningTable::new(collective, link, world, self.args.note());
+        let mut behind = Behind::default();
         let screen =
             Screen::start(collective, world, self.sizes.len(), (ranks.together.leads(), self.args.output.is_none()))?;
         for bytes in self.sizes {
             let size = ranks.shape.size(*bytes, T::DTYPE)?;
+            let bench =
+                BenchArgs { sets: Some(if size.bytes < LARGE { SETS } else { SETS_OF_LARGE }), ..bench.clone() };
             data::affordable_sets(ranks, size.bytes, bench.sets())?;
             let own = ranks.plan(size, T::DTYPE);
-            let tried = self.size::<B, T>(ranks, bench, size, own, &screen)?;
+            let tried = self.size::<B, T>(ranks, &bench, size, own, (&behind, &screen))?;
             let us = |plan: Plan| tried.iter().find(|(other, _)| *other == plan).map_or(f64::NAN, |(_, us)| *us);
             let best = best_of_each(&tried);
+            behind.note(&best);
             screen.row(size.bytes, &best, (own, us(own)))?;
             let rows = best.iter().map(|(plan, us)| TuningRow::new(collective, world, *bytes as u64, *plan, *us));
             table.rows.extend(rows);
@@ -214,13 +224,13 @@ impl Tune<'_> {
         bench: &BenchArgs,
         size: Size,
         own: Plan,
-        screen: &Screen,
+        (behind, screen): (&Behind, &Screen),
     ) -> Result<Vec<Tried>> {
         let mut sets = Sets::<B, T>::create(ranks, bench, size)?;
         let host = B::describe(ranks.device()).family == DeviceFamily::Host;
         let short = BenchArgs { batches: Some(BATCHES), ..bench.clone() };
         let mut plans = vec![own];
-        for algorithm in bench.collective.algorithms() {
+        for algorithm in bench.collective.algorithms().iter().filter(|algorithm| !behind.is_hopeless(**algorithm)) {
             let grids = sweep::grids(host, size.bytes.div_ceil(16));
             plans.extend(
                 grids.map(|(blocks, threads)| Plan::new(*algorithm, blocks, threads)).filter(|plan| *plan != own),
@@ -280,6 +290,27 @@ fn time<B: Backend, T: Element>(
     match found? {
         found if found.wrong > 0 => Err(CliError::Mismatch(found.wrong)),
         found => Ok(found.quantile(0.5)),
+    }
+}
+
+/// Algorithms that are far behind the fastest, and at how many sizes in a row.
+#[derive(Default)]
+struct Behind(Vec<(Algorithm, u32)>);
+
+impl Behind {
+    fn note(&mut self, best: &[Tried]) {
+        let Some((_, fastest)) = best.first() else { return };
+        let far = |(_, us): &&Tried| *us > HOPELESS * fastest;
+        let sizes = |algorithm| self.0.iter().find(|(other, _)| *other == algorithm).map_or(0, |(_, sizes)| *sizes);
+        let now: Vec<_> =
+            best.iter().filter(far).map(|(plan, _)| (plan.algorithm, sizes(plan.algorithm) + 1)).collect();
+        // What was not tried stays where it is.
+        let untried = self.0.iter().filter(|(old, _)| !best.iter().any(|(plan, _)| plan.algorithm == *old));
+        self.0 = untried.copied().chain(now).collect();
+    }
+
+    fn is_hopeless(&self, algorithm: Algorithm) -> bool {
+        self.0.iter().any(|(other, sizes)| *other == algorithm && *sizes >= 2)
     }
 }
 
@@ -349,6 +380,21 @@ impl Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_far_behind_twice_is_left() {
+        let plan = |algorithm, us| (Plan::new(algorithm, 1, 64), us);
+        use Algorithm::{Lamport, Lines, OneStage};
+        let mut behind = Behind::default();
+        behind.note(&[plan(Lamport, 1.0), plan(OneStage, 1.9), plan(Lines, 2.1)]);
+        assert!(!behind.is_hopeless(Lines));
+        behind.note(&[plan(OneStage, 1.0), plan(Lamport, 2.5), plan(Lines, 3.0)]);
+        assert_eq!([Lines, Lamport, OneStage].map(|a| behind.is_hopeless(a)), [true, false, false]);
+        // Not tried any more, it stays so; a better size counts anew.
+        behind.note(&[plan(OneStage, 1.0), plan(Lamport, 1.5)]);
+        behind.note(&[plan(OneStage, 1.0), plan(Lamport, 2.5)]);
+        assert_eq!([Lines, Lamport, OneStage].map(|a| behind.is_hopeless(a)), [true, false, false]);
+    }
 
     #[test]
     fn of_equals_the_smaller_grid_is_taken() {
