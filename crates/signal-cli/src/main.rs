@@ -16,29 +16,84 @@ mod soak;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::error::CliError;
 
 /// GPU collectives with one protocol on CUDA, ROCm and CPU threads.
 #[derive(Debug, Parser)]
-#[command(name = "signal", version)]
+#[command(name = "signal", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, and every result was right
+  1  a call failed, a result was wrong, a file could not be written, or nothing is usable
+  2  the command line cannot be meant, or the backend is not compiled in
+An error is one line on standard error. `signal COMMAND --help` has examples.";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  signal bench all-reduce
+  signal bench all-reduce --backend cuda -d bf16 --graph 50 -b 512 -e 1G --json all-reduce.json
+  signal bench all-gather --backend cuda --spawn 8
+  signal bench broadcast --backend cuda --root 1 --memory local
+  signal bench reduce-scatter --launched";
+
+const TUNE_EXAMPLES: &str = "\
+Examples:
+  signal tune --backend cuda -o tuning.toml
+  signal tune all-reduce all-gather --backend cuda --ranks 4 -o tuning.toml
+  signal tune --backend cuda --spawn 8 -e 256M -o tuning.toml --note idle
+Then SIGNAL_TUNING=tuning.toml for whatever uses the library.";
+
+const SOAK_EXAMPLES: &str = "\
+Examples:
+  signal soak --minutes 1
+  signal soak --backend cuda --ranks 2 --minutes 60 --faults";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  signal doctor
+  signal doctor --json";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  signal completions bash
+  signal completions zsh
+In bash: source <(signal completions bash)";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measures a collective and checks every result, in the layout of nccl-tests.
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = BENCH_EXAMPLES)]
     Bench(bench::Args),
     /// Measures which plans are fastest on this machine, and writes them to a file that the library loads.
+    #[command(after_help = TUNE_EXAMPLES)]
     Tune(bench::tune::Args),
     /// Runs random programs of collectives until the time is over, and checks every result.
+    #[command(after_help = SOAK_EXAMPLES)]
     Soak(soak::Args),
     /// Lists backends, devices and who reaches whose memory, and says why something is not available.
+    #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(doctor::Args),
+    /// Prints what makes a shell complete this tool's command lines.
+    #[command(arg_required_else_help = true, after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Prints the script of a shell.
+fn completions(shell: Shell) -> error::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "signal", &mut script);
+    Ok(machine::print(&String::from_utf8_lossy(&script))?)
 }
 
 fn main() -> ExitCode {
@@ -47,6 +102,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Tune(args) }) => bench::tune::run(&args),
         Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
+        Ok(Cli { command: Command::Completions { shell } }) => completions(shell),
         // Texts to read rather than one error: clap prints them.
         Err(text) if !text.use_stderr() || text.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             text.exit()
@@ -61,5 +117,28 @@ fn main() -> ExitCode {
             }
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_example_is_a_command_line() {
+        Cli::command().debug_assert();
+        let mut examples = 0;
+        for command in Cli::command().get_subcommands().filter(|command| command.get_name() != "help") {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.starts_with("Examples:"), "{}", command.get_name());
+            for line in help.lines().filter_map(|line| line.strip_prefix("  ")) {
+                let parsed = Cli::try_parse_from(line.split_whitespace());
+                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+                assert_eq!(line.split_whitespace().nth(1), Some(command.get_name()), "{line}");
+                examples += 1;
+            }
+        }
+        assert!(examples > 10);
     }
 }
