@@ -77,7 +77,7 @@ run_rocm() {
 ROCM_CASES=(
   abort_ all_reduce_matches_small_sizes counted_all_to_all_in_graphs exchanges_in_graphs graph_ input_freed layout_ lines_count_wraps misuse_capture
   misuse_grids misuse_shared_stream misuse_wrong_device norm_windows pinned_ processes_leave processes_recover processes_replay processes_two prove_peer random_programs
-  split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph two_shot_and_lamport user_kernels_
+  split_rows streams_buffers streams_drop streams_second timeout_ends_a_graph trace_tells tuning_gives two_shot_and_lamport user_kernels_
 )
 
 stage_rocm() {
@@ -128,7 +128,7 @@ TSAN_CASES=(
   barrier_probe_ all_reduce_matches_small_sizes all_reduce_matches_with_a_thread_a_rank input_overwritten_ lamport_words lamport_waits
   norm_windows two_shot_and_lamport lines_count_wraps exchanges_match_small_sizes exchanges_inputs exchanges_in_graphs counted_all_to_all_in_graphs
   check_lets graph_mixes random_programs domains_on_threads domains_share split_beside streams_second streams_two streams_fast
-  streams_domains recover_with_a_thread
+  streams_domains recover_with_a_thread trace_tells
 )
 
 stage_tsan() {

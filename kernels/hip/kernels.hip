@@ -8,6 +8,7 @@
 #include "../signal/lamport_norm.h"
 #include "../signal/line_calls.h"
 #include "../signal/probe.h"
+#include "../signal/trace.h"
 #include "../signal/two_shot.h"
 #include "../signal/two_stage_norm.h"
 

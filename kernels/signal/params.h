@@ -26,6 +26,7 @@ enum Operation : uint32_t {
   kOpAllReduceNorm = 18,
   kOpReduceScatterNorm = 19,
   kOpAllGatherNorm = 20,
+  kOpTrace = 21,
   kOpUser = 64,  // a kernel of a user (include/signal/device.h); numbers below are the library's
 };
 
@@ -100,6 +101,26 @@ struct CheckParams {
   GroupParams group;
   uint64_t description[kMaxGpus][2];
   uint32_t partners;
+  uint32_t reserved;
+};
+
+// One call on the timeline, in ticks of the device's clock.
+struct TraceRecord {
+  uint64_t call;
+  uint64_t ready;
+  uint64_t seen[kMaxGpus];
+  uint64_t began;
+  uint64_t ended;
+};
+
+struct TraceParams {
+  GroupParams group;
+  uint64_t count;
+  uint64_t records;
+  uint64_t call;
+  uint32_t capacity;
+  uint32_t partners;
+  uint32_t is_end;
   uint32_t reserved;
 };
 
@@ -182,6 +203,8 @@ static_assert(sizeof(BarrierParams) == 160, "params");
 static_assert(sizeof(BarrierProbeParams) == 184, "params");
 static_assert(sizeof(PeerProbeParams) == 32, "params");
 static_assert(sizeof(CheckParams) == 296, "params");
+static_assert(sizeof(TraceRecord) == 96, "params");
+static_assert(sizeof(TraceParams) == 200, "params");
 static_assert(sizeof(AllReduceParams) == 280, "params");
 static_assert(offsetof(AllReduceParams, view) == 208, "params");
 

@@ -135,6 +135,7 @@ pub(crate) fn faults(name: &str, kernel: &Kernel, spelling: Spelling) -> Vec<&'s
     let by_barriers = begins(&[
         "signal_barrier",
         "signal_check",
+        "signal_trace",
         "signal_all_reduce_one_stage",
         "signal_all_reduce_two_stage",
         "signal_reduce_scatter",

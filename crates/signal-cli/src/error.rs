@@ -35,6 +35,9 @@ pub(crate) enum CliError {
     /// A soak found something wrong: where, and what.
     #[error("{0}")]
     Soak(String),
+    /// What `signal run` ran has failed, and has said so itself.
+    #[error("{text}")]
+    Program { code: u8, text: String },
     /// Doctor found nothing to work with.
     #[error("no backend is usable")]
     NothingUsable,
@@ -49,7 +52,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             CliError::Arguments(_) | CliError::NotCompiled(_) => 2,
-            CliError::Rank { code, .. } => *code,
+            CliError::Rank { code, .. } | CliError::Program { code, .. } => *code,
             _ => 1,
         }
     }

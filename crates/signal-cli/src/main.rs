@@ -10,6 +10,7 @@ mod bench;
 mod doctor;
 mod error;
 mod machine;
+mod run;
 mod seed;
 mod soak;
 
@@ -34,6 +35,7 @@ Exit codes:
   0  done, and every result was right
   1  a call failed, a result was wrong, a file could not be written, or nothing is usable
   2  the command line cannot be meant, or the backend is not compiled in
+`signal run` ends with the code of its program, or 128 and the number of the signal that ended it.
 An error is one line on standard error. `signal COMMAND --help` has examples.";
 
 const BENCH_EXAMPLES: &str = "\
@@ -55,6 +57,12 @@ const SOAK_EXAMPLES: &str = "\
 Examples:
   signal soak --minutes 1
   signal soak --backend cuda --ranks 2 --minutes 60 --faults";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  signal run --trace out.json -- signal bench all-reduce --ranks 2 -e 4K
+  signal run --trace out.json -- torchrun --nproc-per-node 4 --no-python my-engine
+Then open out.json in Perfetto (ui.perfetto.dev) or chrome://tracing.";
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
@@ -78,6 +86,9 @@ enum Command {
     /// Runs random programs of collectives until the time is over, and checks every result.
     #[command(after_help = SOAK_EXAMPLES)]
     Soak(soak::Args),
+    /// Runs a program that uses the library, and writes a timeline of its calls: when each was enqueued, ran, and waited for whom.
+    #[command(arg_required_else_help = true, after_help = RUN_EXAMPLES)]
+    Run(run::Args),
     /// Lists backends, devices and who reaches whose memory, and says why something is not available.
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(doctor::Args),
@@ -101,6 +112,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Bench(args) }) => bench::run(&args),
         Ok(Cli { command: Command::Tune(args) }) => bench::tune::run(&args),
         Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
+        Ok(Cli { command: Command::Run(args) }) => run::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         Ok(Cli { command: Command::Completions { shell } }) => completions(shell),
         // Texts to read rather than one error: clap prints them.

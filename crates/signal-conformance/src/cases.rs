@@ -27,6 +27,7 @@ pub mod setup;
 pub mod special;
 pub mod split;
 pub mod streams;
+pub mod trace;
 pub mod tuning;
 pub mod two_shot;
 pub mod user;

@@ -76,6 +76,9 @@ macro_rules! suite {
                 tuning:
                     tuning_gives_plans,
                     tuning_refused;
+                trace:
+                    trace_tells_of_every_call,
+                    trace_names_who_was_late;
                 pinned:
                     pinned_random_programs,
                     pinned_alloc_and_split,

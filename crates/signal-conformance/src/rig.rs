@@ -28,7 +28,7 @@ pub struct Rig<B: Backend> {
 }
 
 /// Cases that watch the clock, or whose ranks do, begin so.
-const BY_THE_CLOCK: [&str; 10] = [
+const BY_THE_CLOCK: [&str; 11] = [
     "abort_",
     "barrier_waits",
     "domains_",
@@ -38,6 +38,7 @@ const BY_THE_CLOCK: [&str; 10] = [
     "split_",
     "streams_",
     "timeout_",
+    "trace_names",
     "user_kernels_name",
 ];
 

@@ -1,7 +1,7 @@
 //! What a user may set. Every setting that ranks must share is compared when a communicator is created (P4).
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +45,9 @@ pub struct Settings {
     /// `SIGNAL_TUNING`, a file that `signal tune` wrote: plans that come before the library's own, the same on all ranks. A communicator is refused
     /// on devices of another family or architecture than they were measured on; for a link or a world size that was not measured, the library's own serve.
     pub tuning: Option<Arc<Tuning>>,
+    /// `SIGNAL_TRACE`, a file: a timeline of all calls in the Chrome trace format, to which ranks and processes append. Each call is preceded by a meeting
+    /// of its ranks, and takes two small kernels more. On all ranks or none.
+    pub trace: Option<PathBuf>,
     /// `SIGNAL_BLOCKS`: blocks of every call that does not choose.
     pub blocks: Option<u32>,
     /// `SIGNAL_THREADS`: threads a block of every call that does not choose.
@@ -114,6 +117,7 @@ impl Settings {
         if let Some(v) = value("SIGNAL_TUNING") {
             settings.tuning = Some(Arc::new(Tuning::read(Path::new(&v))?));
         }
+        settings.trace = value("SIGNAL_TRACE").map(PathBuf::from);
         settings.validate()?;
         Ok(settings)
     }
@@ -143,7 +147,7 @@ impl Settings {
     }
 
     /// The settings by name, for comparison between ranks.
-    pub(crate) fn entries(&self) -> [(&'static str, String); 12] {
+    pub(crate) fn entries(&self) -> [(&'static str, String); 13] {
         let number = |n: Option<u32>| n.map_or_else(|| "auto".to_owned(), |n| n.to_string());
         let tuning = self.tuning.as_ref();
         [
@@ -160,6 +164,7 @@ impl Settings {
                 "SIGNAL_TUNING",
                 tuning.map_or_else(|| "none".to_owned(), |tuning| format!("{:016x}", tuning.fingerprint())),
             ),
+            ("SIGNAL_TRACE", if self.trace.is_some() { "on" } else { "off" }.to_owned()),
             ("SIGNAL_BLOCKS", number(self.blocks)),
             ("SIGNAL_THREADS", number(self.threads)),
         ]
@@ -179,6 +184,7 @@ impl Default for Settings {
             check: false,
             max_blocks: None,
             tuning: None,
+            trace: None,
             blocks: None,
             threads: None,
         }
@@ -223,6 +229,7 @@ mod tests {
             ("SIGNAL_P2P", "0"),
             ("SIGNAL_CHECK", "1"),
             ("SIGNAL_MAX_BLOCKS", "24"),
+            ("SIGNAL_TRACE", "trace.json"),
             ("SIGNAL_BLOCKS", "3"),
             ("SIGNAL_THREADS", " 4 "),
         ]);
@@ -237,6 +244,7 @@ mod tests {
             check: true,
             max_blocks: Some(24),
             tuning: None,
+            trace: Some("trace.json".into()),
             blocks: Some(3),
             threads: Some(4),
         };

@@ -140,6 +140,7 @@ static ENTRIES: [HostEntry; Kernel::COUNT] = unsafe {
         HostEntry::new(c"signal_all_reduce_norm_wide_small_f32", no_kernel),
         HostEntry::new(c"signal_all_reduce_norm_wide_small_f16", no_kernel),
         HostEntry::new(c"signal_all_reduce_norm_wide_small_bf16", no_kernel),
+        HostEntry::new(c"signal_trace", no_kernel),
         HostEntry::new(c"signal_norm_two_stage_f32", no_kernel),
         HostEntry::new(c"signal_norm_two_stage_f16", no_kernel),
         HostEntry::new(c"signal_norm_two_stage_bf16", no_kernel),

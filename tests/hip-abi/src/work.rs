@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use signal_comm::kernel::{
     AllReduceParams, BarrierParams, BarrierProbeParams, CheckParams, CountedParams, ExchangeParams, Kernel, NormParams,
-    PeerProbeParams,
+    PeerProbeParams, TraceParams,
 };
 use signal_comm::{Backend, Launch};
 
@@ -219,6 +219,7 @@ fn param_bytes(kernel: Kernel) -> usize {
         Kernel::BarrierProbe => size_of::<BarrierProbeParams>(),
         Kernel::PeerProbe => size_of::<PeerProbeParams>(),
         Kernel::Check => size_of::<CheckParams>(),
+        Kernel::Trace => size_of::<TraceParams>(),
         Kernel::MoveCounted => size_of::<CountedParams>(),
         Kernel::RmsNorm(_)
         | Kernel::NormRows(_)

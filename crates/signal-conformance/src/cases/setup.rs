@@ -25,7 +25,7 @@ pub fn misuse_world_sizes<B: Backend>(rig: &Rig<B>) {
 
 /// Each setting that ranks have to share, by name, with both values (P4, B68).
 pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
-    let changes: [Change; 10] = [
+    let changes: [Change; 11] = [
         ("SIGNAL_EARLY_LAUNCH", |s| s.early_launch = false),
         ("SIGNAL_ORDERED", |s| s.ordered_barriers = true),
         ("SIGNAL_CHECK", |s| s.check = true),
@@ -36,6 +36,7 @@ pub fn misuse_different_settings<B: Backend>(rig: &Rig<B>) {
         ("SIGNAL_MAX_BLOCKS", |s| s.max_blocks = Some(2)),
         ("SIGNAL_BLOCKS", |s| s.blocks = Some(2)),
         ("SIGNAL_THREADS", |s| s.threads = Some(1)),
+        ("SIGNAL_TRACE", |s| s.trace = Some("never-made.json".into())),
     ];
     for (changed, change) in changes {
         for odd in [1, 2] {

@@ -212,7 +212,7 @@ pub(super) fn seat<B: Backend>(
     }
     let group = Arc::new(Group::new(memory, Ranks::Here(Here::new(devices)), topology, budget));
     let ranks = owns.into_iter().enumerate();
-    Ok(ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect())
+    ranks.map(|(rank, own)| Communicator::new(group.clone(), rank, own, settings.clone())).collect()
 }
 
 /// Refuses a device that stands for several ranks, unless `share` allows it. `name` is for the message.

@@ -16,6 +16,7 @@ use crate::layout::MAX_GPUS;
 use super::Communicator;
 use super::Member;
 use super::check::Description;
+use super::trace;
 
 /// What one call does differently. Every rank must pass the same options for the same call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -251,11 +252,16 @@ impl<'c, B: Backend> Call<'c, B> {
         self.comm.check_poison()?;
         self.comm.take_stream(self.options.domain, stream)?;
         self.comm.keep_pace(self.options.domain, stream, partners)?;
-        if let Some(described) = described.filter(|_| self.comm.checks()) {
-            self.launch_check(stream, partners, described)?;
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { B::launch(stream, module, launch) }
+        // Of sends to each peer: of the first.
+        let first = partners.trailing_zeros() as usize % MAX_GPUS;
+        let description = described.map(|described| described[first]);
+        trace::around(self.comm, stream, &self.options, (partners, description), || {
+            if let Some(described) = described.filter(|_| self.comm.checks()) {
+                self.launch_check(stream, partners, described)?;
+            }
+            // SAFETY: passed on to the caller.
+            unsafe { B::launch(stream, module, launch) }
+        })
     }
 }
 

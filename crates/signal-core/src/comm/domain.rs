@@ -105,6 +105,9 @@ impl<B: Backend> Communicator<B> {
     /// As [`status`](Self::status); errors of the driver.
     pub fn wait(&self, stream: &B::Stream) -> Result<()> {
         B::synchronize(stream)?;
+        if let Some(tracer) = &self.member.tracer {
+            tracer.fetch(&self.member, false)?;
+        }
         self.status()
     }
 

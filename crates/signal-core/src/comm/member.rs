@@ -24,6 +24,8 @@ use crate::settings::Settings;
 use crate::signal::check_domain;
 use crate::tuning::TuningRow;
 
+use super::trace::Tracer;
+
 /// A rank: what its calls need, on whatever domain and thread they are made.
 #[derive(Debug)]
 pub(crate) struct Member<B: Backend> {
@@ -37,6 +39,8 @@ pub(crate) struct Member<B: Backend> {
     /// Where this rank's symmetric buffers lie, for the raw layer.
     symmetric: Mutex<Vec<Region<B>>>,
     poison: Poison,
+    /// Where a timeline is wanted.
+    pub(super) tracer: Option<Tracer<B>>,
 }
 
 /// A domain of this rank. Its calls are made by one thread at a time: by whoever has its handle, or while there is none by whoever
@@ -100,7 +104,7 @@ pub(super) struct Region<B: Backend> {
 }
 
 impl<B: Backend> Member<B> {
-    pub(super) fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Self {
+    pub(super) fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Result<Self> {
         let ticks = settings.timeout.as_secs_f64() * B::describe(&own.device).clock_hz as f64;
         let mut params = GroupParams {
             host_control: B::address(own.host.memory()),
@@ -114,7 +118,7 @@ impl<B: Backend> Member<B> {
             *base = B::address(memory) + SIGNAL_START as u64;
         }
         params.own = params.base[rank];
-        Member {
+        let mut member = Member {
             group,
             rank,
             own,
@@ -123,7 +127,12 @@ impl<B: Backend> Member<B> {
             lanes: std::array::from_fn(|_| Lane { taken: AtomicBool::new(false), last: Mutex::new(None) }),
             symmetric: Mutex::default(),
             poison: Poison::default(),
+            tracer: None,
+        };
+        if let Some(path) = member.settings.trace.clone() {
+            member.tracer = Some(Tracer::new(&member, &path)?);
         }
+        Ok(member)
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -268,7 +277,9 @@ impl<B: Backend> Member<B> {
             return Ok(());
         }
         let lane = (self.rank, domain as usize);
-        self.group.pace.step(lane, partners, self.settings.timeout, || self.status())
+        // A call that is traced takes three launches of the stream.
+        let launches = if self.tracer.is_some() { 3 } else { 1 };
+        (0..launches).try_for_each(|_| self.group.pace.step(lane, partners, self.settings.timeout, || self.status()))
     }
 
     /// What every kernel of the group may touch.
@@ -405,6 +416,13 @@ impl<B: Backend> Member<B> {
 
 impl<B: Backend> Drop for Member<B> {
     fn drop(&mut self) {
+        if let Some(tracer) = &self.tracer {
+            // Bounded, as all waits of kernels are. What cannot be had is left out.
+            let ended = self.lanes.iter().try_for_each(|lane| lock(&lane.last).as_ref().map_or(Ok(()), B::synchronize));
+            if let Err(why) = ended.and_then(|()| tracer.fetch(self, true)) {
+                tracing::warn!(%why, rank = self.rank, "the end of the trace is lost");
+            }
+        }
         self.group.leave(self.rank);
     }
 }

@@ -20,6 +20,7 @@ mod register;
 mod span;
 mod split;
 mod symmetric;
+mod trace;
 mod transfers;
 mod user;
 
@@ -254,7 +255,7 @@ impl<B: Backend> Communicator<B> {
         Ok(None)
     }
 
-    fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Self {
-        Communicator { member: Arc::new(Member::new(group, rank, own, settings)), allocations: 0 }
+    fn new(group: Arc<Group<B>>, rank: usize, own: Own<B>, settings: Settings) -> Result<Self> {
+        Ok(Communicator { member: Arc::new(Member::new(group, rank, own, settings)?), allocations: 0 })
     }
 }

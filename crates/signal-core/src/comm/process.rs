@@ -391,7 +391,7 @@ pub(super) fn connect<B: Backend>(
 
     let topology = Topology::new(&info, connection, world);
     let ranks = Ranks::Apart(Processes { rank, link: Mutex::new(link) });
-    Ok(Communicator::new(Arc::new(Group::new(memory, ranks, topology, budget)), rank, own, settings))
+    Communicator::new(Arc::new(Group::new(memory, ranks, topology, budget)), rank, own, settings)
 }
 
 /// Shares memory of a `kind` with the other ranks, and proves by data that all reach it. Gives all ranks' and the slowest of what connects them,

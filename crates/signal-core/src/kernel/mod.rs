@@ -169,6 +169,8 @@ pub enum Kernel {
     AllReduceNormWideSmall(FastSum),
     /// An all-reduce, a reduce-scatter or an all-gather of any number of rows, by pushing, with any norm and any output ([`NormParams`]).
     NormTwoStage(FastSum),
+    /// Timestamps before and behind a call, and the meeting of its ranks ([`TraceParams`]).
+    Trace,
 }
 
 /// The sums that engines call for by far the most. They have kernels with code for each world size, and Lamport's algorithm.
@@ -208,7 +210,7 @@ impl FastSum {
 }
 
 /// Entry names, indexed by [`Kernel::index`].
-const NAMES: [&str; 83] = [
+const NAMES: [&str; 84] = [
     "signal_barrier",
     "signal_barrier_probe",
     "signal_peer_probe",
@@ -292,6 +294,7 @@ const NAMES: [&str; 83] = [
     "signal_norm_two_stage_f32",
     "signal_norm_two_stage_f16",
     "signal_norm_two_stage_bf16",
+    "signal_trace",
 ];
 
 impl Kernel {
@@ -338,6 +341,7 @@ impl Kernel {
             Kernel::AllReduceNormWide(sum) => 74 + sum as usize,
             Kernel::AllReduceNormWideSmall(sum) => 77 + sum as usize,
             Kernel::NormTwoStage(sum) => 80 + sum as usize,
+            Kernel::Trace => 83,
         }
     }
 
@@ -378,6 +382,7 @@ impl Kernel {
             .chain(sums(Kernel::AllReduceNormWide))
             .chain(sums(Kernel::AllReduceNormWideSmall))
             .chain(sums(Kernel::NormTwoStage))
+            .chain([Kernel::Trace])
     }
 
     /// Entry name in every image.

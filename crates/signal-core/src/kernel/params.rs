@@ -53,6 +53,8 @@ pub enum Operation {
     ReduceScatterNorm = 19,
     /// An all-gather with a norm behind it.
     AllGatherNorm = 20,
+    /// The meeting before a call that is traced.
+    Trace = 21,
     /// A kernel of a user ([`Call::launch_kernel`](crate::Call::launch_kernel)).
     User = 64,
 }
@@ -81,6 +83,7 @@ impl Operation {
             18 => "all-reduce with a norm",
             19 => "reduce-scatter with a norm",
             20 => "all-gather with a norm",
+            21 => "meeting before a traced call",
             64 => "user's kernel",
             _ => "unknown operation",
         }
@@ -203,6 +206,44 @@ pub struct CheckParams {
     pub description: [[u64; 2]; MAX_GPUS],
     /// The ranks with whom it is compared, as bits.
     pub partners: u32,
+    /// Kept zero.
+    pub reserved: u32,
+}
+
+/// What [`Kernel::Trace`] leaves of one call, in ticks of the device's clock.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct TraceRecord {
+    /// The call's number, by which the host knows it.
+    pub call: u64,
+    /// This rank had ended what came before.
+    pub ready: u64,
+    /// Each peer was seen to be ready too.
+    pub seen: [u64; MAX_GPUS],
+    /// The call could begin.
+    pub began: u64,
+    /// It had ended; 0: not yet.
+    pub ended: u64,
+}
+
+/// Parameters of [`Kernel::Trace`]: before a call it meets the partners and notes when, behind the call it notes when that had ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct TraceParams {
+    /// Rank and peers.
+    pub group: GroupParams,
+    /// Address of a u64: calls noted so far.
+    pub count: u64,
+    /// Address of `TraceRecord[capacity]`, which are used in turn.
+    pub records: u64,
+    /// The call's number.
+    pub call: u64,
+    /// Records.
+    pub capacity: u32,
+    /// The ranks that are met, as bits.
+    pub partners: u32,
+    /// 1: behind the call.
+    pub is_end: u32,
     /// Kept zero.
     pub reserved: u32,
 }
@@ -436,6 +477,8 @@ const _: () = {
     assert!(size_of::<BarrierProbeParams>() == 184);
     assert!(size_of::<PeerProbeParams>() == 32);
     assert!(size_of::<CheckParams>() == 296);
+    assert!(size_of::<TraceRecord>() == 96);
+    assert!(size_of::<TraceParams>() == 200);
     assert!(size_of::<AllReduceParams>() == 280);
     assert!(offset_of!(AllReduceParams, view) == 208);
     assert!(size_of::<ExchangeParams>() == 520);
