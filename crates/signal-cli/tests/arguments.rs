@@ -41,6 +41,12 @@ fn bad_arguments_are_refused_at_once() {
         ("--iters 0", "0 is not in"),
         ("--blocks 0", "0 is not in"),
         ("--seed x", "'x' for '--seed"),
+        ("--hidden 64", "--norm <NORM>"),
+        ("--norm batch", "possible values: rms, layer"),
+        ("--norm rms --norm-output e5m2", "possible values: plain, e4m3, e4m3-row, e4m3-group, i8-row, mxfp8, nvfp4"),
+        ("--norm rms --norm-output mxfp8 --hidden 33", "mxfp8 has blocks of 32 elements"),
+        ("--norm rms -o max", "the norm is of sums"),
+        ("--norm rms --sweep", "--norm goes with none of"),
         ("--no-such-flag", "--no-such-flag"),
     ] {
         signal(&format!("bench all-reduce {arguments}")).refused(2, reason);

@@ -365,3 +365,28 @@ fn narrow(value: f32, size: usize) -> Vec<u8> {
         _ => bits.to_le_bytes().to_vec(),
     }
 }
+
+#[test]
+fn norms_behind_collectives_are_right() {
+    let json = fresh_path("norm.json");
+    for (collective, norm) in [
+        ("all-reduce", "rms"),
+        ("all-reduce", "layer --fast --norm-output e4m3-row"),
+        ("reduce-scatter", "layer --norm-output i8-row"),
+        ("all-gather", "rms --norm-output nvfp4 --spawn 2"),
+        ("all-reduce", "rms --norm-output e4m3-group --graph 3 --ranks 3"),
+    ] {
+        let line = format!("bench {collective} --norm {norm} --hidden 96 -d bf16 -b 100 -e 1200 -f 3 --batches 3");
+        let rows = signal(&format!("{line} --json {}", json.display())).rows();
+        assert!(rows.len() >= 2, "{line}: {rows:?}");
+        assert!(rows.iter().all(|row| row[9] == "0" && row[11] == "N/A"), "{line}: {rows:?}");
+        let report = parse(&json);
+        let said = report["arguments"]["norm"].as_str().unwrap();
+        assert!(said.contains("of rows of 96 to "), "{said}");
+        // Whole rows.
+        assert!(report["rows"].as_array().unwrap().iter().all(|row| row["bytes"].as_u64().unwrap() % 192 == 0));
+    }
+    let run = signal("bench all-reduce --norm rms --hidden 96 -b 1K -e 1K --batches 3 --corrupt 1");
+    assert_eq!(run.code, Some(1));
+    assert!(run.stdout.contains("# Wrong elements: 1 FAILED"), "{run:?}");
+}

@@ -37,7 +37,7 @@ mod pieces;
 mod place;
 mod processes;
 mod rig;
-mod rows;
+pub mod rows;
 mod world;
 
 /// What [`with_dtype!`] names.

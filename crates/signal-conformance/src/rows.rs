@@ -11,35 +11,39 @@ use crate::compare;
 use crate::place::{below, pick};
 
 /// What one call does.
+#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
+pub struct Job {
     /// `None`: of each rank's own rows.
-    pub(crate) collective: Option<Collective>,
+    pub collective: Option<Collective>,
     /// Rows that each rank gives, or, of a reduce-scatter, that each gets.
-    pub(crate) rows: usize,
-    pub(crate) elements: usize,
-    pub(crate) is_layer: bool,
-    pub(crate) has_bias: bool,
-    pub(crate) is_fast: bool,
-    pub(crate) format: RowFormat,
-    pub(crate) residual: Where,
-    pub(crate) sum: bool,
-    pub(crate) offset: f32,
-    pub(crate) epsilon: f32,
+    pub rows: usize,
+    pub elements: usize,
+    pub is_layer: bool,
+    pub has_bias: bool,
+    pub is_fast: bool,
+    pub format: RowFormat,
+    pub residual: Where,
+    pub sum: bool,
+    pub offset: f32,
+    pub epsilon: f32,
     /// Rows of zeros, and with NaNs and infinities; half of the time such weights.
-    pub(crate) odd_rows: bool,
-    pub(crate) seed: u64,
+    pub odd_rows: bool,
+    pub seed: u64,
 }
 
+/// Where the new residual goes, if there is one.
+#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Where {
+pub enum Where {
     Nowhere,
     InPlace,
     Apart,
 }
 
 /// What each rank has, and what it must get.
-pub(crate) struct Data<T> {
+#[derive(Debug)]
+pub struct Data<T> {
     pub(crate) inputs: Vec<Vec<T>>,
     pub(crate) residuals: Vec<Vec<T>>,
     weights: Vec<Vec<T>>,
@@ -53,22 +57,34 @@ pub(crate) struct Data<T> {
 }
 
 impl Job {
-    /// RMSNorm behind an all-reduce, exact and plain.
-    pub(crate) fn draw(rng: &mut Rng, rows: usize, elements: usize) -> Job {
+    /// RMSNorm, exact and plain, without a residual.
+    pub fn plain(collective: Option<Collective>, rows: usize, elements: usize) -> Job {
         Job {
-            collective: Some(Collective::AllReduce),
+            collective,
             rows,
             elements,
             is_layer: false,
             has_bias: false,
             is_fast: false,
             format: RowFormat::Plain,
+            residual: Where::Nowhere,
+            sum: false,
+            offset: 0.0,
+            epsilon: 1e-5,
+            odd_rows: false,
+            seed: 0,
+        }
+    }
+
+    /// RMSNorm behind an all-reduce, exact and plain.
+    pub(crate) fn draw(rng: &mut Rng, rows: usize, elements: usize) -> Job {
+        Job {
             residual: pick(rng, &[Where::Nowhere, Where::InPlace, Where::Apart]),
             sum: below(rng, 2) == 0,
             offset: pick(rng, &[0.0, 1.0]),
             epsilon: pick(rng, &[1e-6, 1e-5]),
-            odd_rows: false,
             seed: rng.next_u64(),
+            ..Job::plain(Some(Collective::AllReduce), rows, elements)
         }
     }
 
@@ -103,7 +119,8 @@ impl Job {
         }
     }
 
-    pub(crate) fn data<T: Float>(&self, ranks: usize) -> Data<T> {
+    /// What all ranks have, and what the scalar reference makes of it.
+    pub fn data<T: Float>(&self, ranks: usize) -> Data<T> {
         let [given, normed] = self.given_and_normed(ranks).map(|rows| rows * self.elements);
         let mut inputs = random_inputs::<T>(ranks, self.seed, given);
         if self.odd_rows {
@@ -213,7 +230,8 @@ impl<T: Float> Data<T> {
 }
 
 /// One rank's buffers.
-pub(crate) struct Buffers<B: Backend, T: Element> {
+#[derive(Debug)]
+pub struct Buffers<B: Backend, T: Element> {
     /// Operands begin so many elements behind an aligned address, and codes so many bytes.
     start: usize,
     input: DeviceBuffer<B, T>,
@@ -233,24 +251,28 @@ pub(crate) struct Buffers<B: Backend, T: Element> {
 }
 
 impl<B: Backend, T: Float> Buffers<B, T> {
-    pub(crate) fn new(
+    /// Buffers with a rank's data, whose operands begin `start` elements behind an aligned address.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn new(
         device: &B::Device,
         stream: &B::Stream,
         job: &Job,
         data: &Data<T>,
         rank: usize,
         start: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         fn filled<B: Backend, E: Element>(
             (device, stream): (&B::Device, &B::Stream),
             start: usize,
             content: &[E],
-        ) -> DeviceBuffer<B, E> {
-            let mut buffer = DeviceBuffer::new(device, start + content.len()).unwrap();
+        ) -> Result<DeviceBuffer<B, E>> {
+            let mut buffer = DeviceBuffer::new(device, start + content.len())?;
             let before = std::iter::repeat_n(E::from_f64(7.0), start);
             let shifted: Vec<E> = before.chain(content.iter().copied()).collect();
-            buffer.write(stream, &shifted).unwrap();
-            buffer
+            buffer.write(stream, &shifted)?;
+            Ok(buffer)
         }
         let at = (device, stream);
         let garbage = vec![T::from_f32(-3.0); data.normed[rank].len()];
@@ -260,27 +282,57 @@ impl<B: Backend, T: Float> Buffers<B, T> {
         let scales = all / elements * job.format.row_scales(elements);
         use RowFormat::{E4m3Group, E4m3Row, E4m3Tensor, I8Row, Mxfp8, Nvfp4};
         let codes = count(&[E4m3Tensor, E4m3Row, E4m3Group, Mxfp8], all);
-        Buffers {
+        Ok(Buffers {
             start,
-            input: filled(at, start, &data.inputs[rank]),
-            output: filled(at, start, &garbage),
-            weight: filled(at, start, &data.weights[rank]),
-            bias: filled(at, start, &data.biases[rank]),
-            residual: filled(at, start, &data.residuals[rank]),
-            new: filled(at, start, &garbage),
-            sum: filled(at, start, &garbage),
-            codes: filled(at, start, &vec![E4m3(0x55); codes]),
-            integers: filled(at, start, &vec![77i8; count(&[I8Row], all)]),
-            bytes: filled(at, start, &vec![0x55u8; count(&[Nvfp4], all / 2)]),
-            scales: filled(at, start, &vec![-1f32; count(&[E4m3Row, E4m3Group, I8Row], scales)]),
-            scale_bytes: filled(at, start, &vec![0x55u8; count(&[Mxfp8], scales)]),
-            scale_codes: filled(at, start, &vec![E4m3(0x55); count(&[Nvfp4], scales)]),
-            tensor_scale: filled(at, 0, &[data.tensor_scale]),
-        }
+            input: filled(at, start, &data.inputs[rank])?,
+            output: filled(at, start, &garbage)?,
+            weight: filled(at, start, &data.weights[rank])?,
+            bias: filled(at, start, &data.biases[rank])?,
+            residual: filled(at, start, &data.residuals[rank])?,
+            new: filled(at, start, &garbage)?,
+            sum: filled(at, start, &garbage)?,
+            codes: filled(at, start, &vec![E4m3(0x55); codes])?,
+            integers: filled(at, start, &vec![77i8; count(&[I8Row], all)])?,
+            bytes: filled(at, start, &vec![0x55u8; count(&[Nvfp4], all / 2)])?,
+            scales: filled(at, start, &vec![-1f32; count(&[E4m3Row, E4m3Group, I8Row], scales)])?,
+            scale_bytes: filled(at, start, &vec![0x55u8; count(&[Mxfp8], scales)])?,
+            scale_codes: filled(at, start, &vec![E4m3(0x55); count(&[Nvfp4], scales)])?,
+            tensor_scale: filled(at, 0, &[data.tensor_scale])?,
+        })
+    }
+
+    /// Overwrites what the call is to write, but for a residual in place. Of buffers that begin at an aligned address.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn spoil(&mut self, stream: &B::Stream) -> Result<()> {
+        const WORD: u32 = 0x5555_5555;
+        self.output.fill_bytes(stream, WORD)?;
+        self.new.fill_bytes(stream, WORD)?;
+        self.codes.fill_bytes(stream, WORD)?;
+        self.integers.fill_bytes(stream, WORD)?;
+        self.bytes.fill_bytes(stream, WORD)?;
+        self.scales.fill_bytes(stream, WORD)?;
+        self.scale_bytes.fill_bytes(stream, WORD)?;
+        self.scale_codes.fill_bytes(stream, WORD)
+    }
+
+    /// Makes the new residual's middle element wrong by its last bit, to test the check.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn corrupt(&mut self, stream: &B::Stream) -> Result<()> {
+        let mut values = self.new.read(stream)?;
+        let middle = values.len() / 2;
+        values[middle] = T::from_bits(values[middle].to_bits() ^ 1);
+        self.new.write(stream, &values)
     }
 
     /// Makes the call.
-    pub(crate) fn launch(&mut self, call: Call<'_, B>, stream: &B::Stream, job: &Job) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn launch(&mut self, call: Call<'_, B>, stream: &B::Stream, job: &Job) -> Result<()> {
         let from = self.start;
         let Buffers { input, output, weight, bias, residual, new, sum, .. } = self;
         let Buffers { codes, integers, bytes, scales, scale_bytes, scale_codes, tensor_scale, .. } = self;
@@ -332,54 +384,102 @@ impl<B: Backend, T: Float> Buffers<B, T> {
 
     /// Compares all that the call must and must not touch.
     pub(crate) fn check(&self, what: &str, stream: &B::Stream, job: &Job, data: &Data<T>, rank: usize) {
-        let read = |buffer: &DeviceBuffer<B, T>| buffer.read(stream).unwrap().split_off(self.start);
-        self.check_output(what, stream, job, data, rank);
-        compare::assert_bits(&format!("{what}: input"), &read(&self.input), &data.inputs[rank]);
+        struct Assert<'a>(&'a str);
+        impl Compare for Assert<'_> {
+            fn compare<E: Element>(&mut self, part: &str, found: &[E], expected: &[E]) {
+                compare::assert_bits(&format!("{}: {part}", self.0), found, expected);
+            }
+        }
+        self.compare(&mut Assert(what), stream, job, data, rank).unwrap();
+    }
+
+    /// Elements whose bits are wrong, of all that the call must and must not touch.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn wrong(&self, stream: &B::Stream, job: &Job, data: &Data<T>, rank: usize) -> Result<u64> {
+        struct Count(u64);
+        impl Compare for Count {
+            fn compare<E: Element>(&mut self, _: &str, found: &[E], expected: &[E]) {
+                let differs = found.iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits());
+                self.0 += (differs.count() + found.len().abs_diff(expected.len())) as u64;
+            }
+        }
+        let mut count = Count(0);
+        self.compare(&mut count, stream, job, data, rank)?;
+        Ok(count.0)
+    }
+
+    fn compare(
+        &self,
+        with: &mut impl Compare,
+        stream: &B::Stream,
+        job: &Job,
+        data: &Data<T>,
+        rank: usize,
+    ) -> Result<()> {
+        let read = |buffer: &DeviceBuffer<B, T>| -> Result<Vec<T>> { Ok(buffer.read(stream)?.split_off(self.start)) };
+        self.compare_output(with, stream, job, data, rank)?;
+        with.compare("input", &read(&self.input)?, &data.inputs[rank]);
         let (old, new) = match job.residual {
             Where::Nowhere => (&data.residuals[rank], None),
             Where::InPlace => (&data.new_residuals[rank], None),
             Where::Apart => (&data.residuals[rank], Some(&data.new_residuals[rank])),
         };
-        compare::assert_bits(&format!("{what}: residual"), &read(&self.residual), old);
+        with.compare("residual", &read(&self.residual)?, old);
         if let Some(new) = new {
-            compare::assert_bits(&format!("{what}: new residual"), &read(&self.new), new);
+            with.compare("new residual", &read(&self.new)?, new);
         }
         if job.sum {
-            compare::assert_bits(&format!("{what}: sum"), &read(&self.sum), &data.sums[rank]);
+            with.compare("sum", &read(&self.sum)?, &data.sums[rank]);
         }
+        Ok(())
     }
 
-    fn check_output(&self, what: &str, stream: &B::Stream, job: &Job, data: &Data<T>, rank: usize) {
+    fn compare_output(
+        &self,
+        with: &mut impl Compare,
+        stream: &B::Stream,
+        job: &Job,
+        data: &Data<T>,
+        rank: usize,
+    ) -> Result<()> {
         fn bytes_behind<B: Backend, E: Element>(
             stream: &B::Stream,
             start: usize,
             buffer: &DeviceBuffer<B, E>,
-        ) -> Vec<u8> {
-            bytemuck::cast_slice(&buffer.read(stream).unwrap()[start..]).to_vec()
+        ) -> Result<Vec<u8>> {
+            Ok(bytemuck::cast_slice(&buffer.read(stream)?[start..]).to_vec())
+        }
+        if job.format == RowFormat::Plain {
+            with.compare("normed", &self.output.read(stream)?[self.start..], &data.normed[rank]);
+            return Ok(());
         }
         let found = [
-            bytes_behind(stream, self.start, &self.codes),
-            bytes_behind(stream, self.start, &self.integers),
-            bytes_behind(stream, self.start, &self.bytes),
+            bytes_behind(stream, self.start, &self.codes)?,
+            bytes_behind(stream, self.start, &self.integers)?,
+            bytes_behind(stream, self.start, &self.bytes)?,
         ]
         .concat();
         let found_scales = [
-            bytes_behind(stream, self.start, &self.scales),
-            bytes_behind(stream, self.start, &self.scale_bytes),
-            bytes_behind(stream, self.start, &self.scale_codes),
+            bytes_behind(stream, self.start, &self.scales)?,
+            bytes_behind(stream, self.start, &self.scale_bytes)?,
+            bytes_behind(stream, self.start, &self.scale_codes)?,
         ]
         .concat();
-        if job.format == RowFormat::Plain {
-            let normed = self.output.read(stream).unwrap().split_off(self.start);
-            return compare::assert_bits(&format!("{what}: normed"), &normed, &data.normed[rank]);
-        }
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for row in data.values[rank].chunks(job.elements) {
             let (of_row, scales_of_row) = rows::coded(job.format, row, data.tensor_scale);
             codes.extend(of_row);
             scales.extend(scales_of_row);
         }
-        compare::assert_bits(&format!("{what}: scales"), &found_scales, &scales);
-        compare::assert_bits(&format!("{what}: codes"), &found, &codes);
+        with.compare("scales", &found_scales, &scales);
+        with.compare("codes", &found, &codes);
+        Ok(())
     }
+}
+
+/// What becomes of each comparison.
+trait Compare {
+    fn compare<E: Element>(&mut self, part: &str, found: &[E], expected: &[E]);
 }

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args as ClapArgs, FromArgMatches, ValueEnum};
+use signal_comm::kernel::RowFormat;
 use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Collective, Dtype, FastSum, ReduceOp, parse_bytes};
 
+use super::norm;
 use super::seat::Position;
 use crate::backend::{self, BackendName, GroupArgs};
 use crate::error::{CliError, Result};
@@ -61,6 +63,22 @@ pub(crate) struct Args {
     /// Operator of what reduces [default: sum]
     #[arg(short = 'o', long, value_parser = op_parser())]
     pub(crate) op: Option<ReduceOp>,
+
+    /// Adds a residual to what an all-reduce, reduce-scatter or all-gather gives, and norms each row of it. Sizes are those of whole rows
+    #[arg(long, value_enum)]
+    pub(crate) norm: Option<Norm>,
+
+    /// Elements of a row to norm
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20), requires = "norm")]
+    pub(crate) hidden: u32,
+
+    /// What normed rows become: their own type, or codes with scales [default: plain]
+    #[arg(long, value_name = "FORMAT", value_parser = format_parser(), requires = "norm")]
+    pub(crate) norm_output: Option<RowFormat>,
+
+    /// Keeps f32 between sum, residual and norm, instead of rounding each
+    #[arg(long, requires = "norm")]
+    pub(crate) fast: bool,
 
     /// Root of what has one [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
@@ -123,6 +141,15 @@ pub(crate) struct Args {
     pub(crate) corrupt: Option<usize>,
 }
 
+/// What becomes of rows behind a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Norm {
+    /// RMSNorm, with a weight.
+    Rms,
+    /// LayerNorm, with a weight and a bias.
+    Layer,
+}
+
 /// Which buffers the calls of a batch use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Buffers {
@@ -179,6 +206,9 @@ impl Args {
         }
         if let Some(root) = self.root.filter(|_| !collective.has_root()) {
             return Err(CliError::Arguments(format!("--root {root}: {collective} has no root")));
+        }
+        if self.norm.is_some() {
+            norm::check(self)?;
         }
         match (self.buffers, self.sets) {
             (Some(Buffers::Same), Some(2..)) | (Some(Buffers::Rotating), Some(1)) => Err(CliError::Arguments(
@@ -267,6 +297,13 @@ pub(super) fn dtype_parser() -> impl TypedValueParser<Value = Dtype> {
     PossibleValuesParser::new(dtypes.map(Dtype::name)).try_map(move |name| {
         let found = dtypes.into_iter().find(|dtype| dtype.name() == name);
         found.ok_or_else(|| format!("no dtype {name}"))
+    })
+}
+
+fn format_parser() -> impl TypedValueParser<Value = RowFormat> {
+    PossibleValuesParser::new(RowFormat::ALL.map(RowFormat::name)).try_map(|name| {
+        let found = RowFormat::ALL.into_iter().find(|format| format.name() == name);
+        found.ok_or_else(|| format!("no format {name}"))
     })
 }
 

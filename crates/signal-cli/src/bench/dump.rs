@@ -8,7 +8,7 @@ use serde::Serialize;
 use signal_comm::{Collective, Element};
 
 use super::expected::Data;
-use super::measure::Measurement;
+use super::load::Measured;
 use super::report::{Report, write_json};
 use super::shape::{Place, Shape, Size};
 use crate::error::{CliError, Result};
@@ -108,7 +108,7 @@ impl Dump {
         here: Range<usize>,
         size: Size,
         data: &Data<T>,
-        measured: [Option<&Measurement<T>>; 2],
+        measured: [Option<&Measured<T>>; 2],
     ) -> Result<()> {
         let write = |name: Option<&String>, values: &[T]| {
             let Some(name) = name else { return Ok(()) };
@@ -117,7 +117,7 @@ impl Dump {
         };
         for (index, rank) in here.enumerate() {
             let files = Files::new(&self.shape, rank, size);
-            let result = |found: Option<&Measurement<T>>, place| -> Vec<T> {
+            let result = |found: Option<&Measured<T>>, place| -> Vec<T> {
                 let buffer = found.and_then(|found| found.outputs.get(index));
                 let result = buffer.and_then(|buffer| buffer.get(size.elements(self.shape.output(rank, place))));
                 result.map_or_else(Vec::new, <[T]>::to_vec)

@@ -20,7 +20,9 @@ mod data;
 mod dump;
 mod expected;
 mod line;
+mod load;
 mod measure;
+mod norm;
 mod ranks;
 mod report;
 mod seat;
@@ -35,12 +37,12 @@ use std::fs::OpenOptions;
 use std::path::Path;
 
 use half::{bf16, f16};
-use signal_comm::{Backend, Dtype, Element};
+use signal_comm::{Backend, Dtype, Element, Float};
 
 pub(crate) use self::args::Args;
 use self::data::Sets;
 use self::dump::Dump;
-use self::measure::Measurement;
+use self::load::Measured;
 use self::ranks::Ranks;
 use self::report::{Report, Row};
 use self::seat::{Found, Seat};
@@ -99,14 +101,17 @@ impl WithBackend for Bench<'_> {
 }
 
 impl Bench<'_> {
-    fn run_typed<B: Backend, T: Element>(&self, backend: &B) -> Result<()> {
+    fn run_typed<B: Backend, T: Float>(&self, backend: &B) -> Result<()> {
         let mut ranks = Ranks::<B>::create(backend, self.args, self.seat, self.seed)?;
         let leads = ranks.together.leads();
         let json = self.args.json.as_deref().filter(|_| leads);
         let mut report = Report::new(self.args, &ranks);
         let prepared = self.prepare::<B, T>(&ranks, &report, json);
         let Prepared { sizes, mut dump, table } = ranks.agree(prepared)?;
-        let result = self.run_sizes::<B, T>(&mut ranks, &sizes, &mut report, &table, dump.as_mut());
+        let result = match self.args.norm {
+            None => self.run_sizes::<B, T>(&mut ranks, &sizes, &mut report, &table, dump.as_mut()),
+            Some(_) => self.run_norms::<B, T>(&mut ranks, &mut report, &table),
+        };
         // The rows so far are of use even when a later size failed.
         let result = result.and_then(|()| table.finish(&report)).and_then(|()| match report.wrong() {
             0 => Ok(()),
@@ -127,7 +132,11 @@ impl Bench<'_> {
         report: &Report,
         json: Option<&Path>,
     ) -> Result<Prepared> {
-        let sizes = self.bytes.iter().map(|bytes| ranks.shape.size(*bytes, T::DTYPE)).collect::<Result<Vec<_>>>()?;
+        let size = |bytes: &usize| match norm::job(&ranks.shape, self.args, *bytes, T::DTYPE) {
+            Some((_, size)) => Ok(size),
+            None => ranks.shape.size(*bytes, T::DTYPE),
+        };
+        let sizes = self.bytes.iter().map(size).collect::<Result<Vec<_>>>()?;
         let largest = sizes.last().map_or(0, |size| size.bytes);
         data::affordable_sets(ranks, largest, self.args.sets())?;
         if let Some(path) = json {
@@ -156,12 +165,12 @@ impl Bench<'_> {
                 let tried = sweep::sweep(ranks, &mut sets, self.args)?;
                 table.tried(&tried)?;
             }
-            let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Option<Measurement<T>>> {
+            let mut measure = |place: Place, ranks: &mut Ranks<B>| -> Result<Option<Measured<T>>> {
                 if !ranks.shape.places().contains(&place) {
                     return Ok(None);
                 }
                 table.progress(place.name(), size.bytes);
-                measure::measure(ranks, &mut sets, place, self.args).map(Some)
+                load::measure(ranks, &mut sets, place, self.args).map(Some)
             };
             let out_of_place = measure(Place::OutOfPlace, ranks)?;
             let in_place = measure(Place::InPlace, ranks)?;
@@ -176,7 +185,28 @@ impl Bench<'_> {
                 table.fewer_sets(sets.len(), self.args.sets())?;
             }
             let plan = ranks.plan(size, T::DTYPE);
-            let row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets.len(), measured);
+            let found = measured.map(|measured| measured.map(|measured| &measured.found));
+            let row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets.len(), found);
+            table.row(&row)?;
+            report.rows.push(row);
+        }
+        Ok(())
+    }
+
+    /// With a norm behind the collective, out of place.
+    fn run_norms<B: Backend, T: Float>(&self, ranks: &mut Ranks<B>, report: &mut Report, table: &Table) -> Result<()> {
+        let mut before = None;
+        for bytes in self.bytes {
+            let Some((job, size)) = norm::job(&ranks.shape, self.args, *bytes, T::DTYPE) else { continue };
+            // Sizes below a row, and those that are rounded to the same number.
+            if before.replace(size.bytes) == Some(size.bytes) {
+                continue;
+            }
+            table.progress("rows", size.bytes);
+            let found = norm::measure::<B, T>(ranks, job, self.args)?;
+            let plan = ranks.plan(size, T::DTYPE);
+            let sets = self.args.sets() as usize;
+            let row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets, [Some(&found), None]);
             table.row(&row)?;
             report.rows.push(row);
         }

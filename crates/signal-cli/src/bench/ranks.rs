@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use signal_comm::{AbortHandle, Backend, CallOptions, Collective, Communicator, Dtype, Element, Plan, Settings};
+use signal_comm::{AbortHandle, Backend, CallOptions, Collective, Communicator, Dtype, Plan, Settings};
 
 use super::args::Args;
-use super::calls;
-use super::data::Sets;
+use super::measure::Load;
 use super::seat::Seat;
-use super::shape::{Place, Shape, Size};
+use super::shape::{Shape, Size};
 use super::together::Together;
 use crate::error::{CliError, Result};
 use crate::machine::Device;
@@ -36,7 +35,7 @@ pub(super) struct Ranks<B: Backend> {
     /// Of the data, one for all processes.
     pub(super) seed: u64,
     first: usize,
-    options: CallOptions,
+    pub(super) options: CallOptions,
 }
 
 /// What a process says of itself first.
@@ -68,6 +67,11 @@ impl<B: Backend> Work<B> {
             Work::Calls(_) => 1,
             Work::Graphs { lead, .. } => lead + 1,
         }
+    }
+
+    /// Calls on the set at `index` of so many, that a batch goes round: the first ones may have had one more.
+    pub(super) fn calls_of(&self, index: usize, sets: usize) -> u32 {
+        self.runs() * self.calls().saturating_sub(index as u32).div_ceil(sets as u32)
     }
 
     /// Adjusts the replays before the timed one to what one takes: so many times as long as they should last.
@@ -204,26 +208,15 @@ impl<B: Backend> Ranks<B> {
         self.options = CallOptions::default();
     }
 
-    /// Enqueues one call on every rank of this process.
-    fn enqueue<T: Element>(&mut self, sets: &mut Sets<B, T>, index: usize, place: Place) -> Result<()> {
-        let here = self.here();
-        let (size, set) = (sets.size, &mut sets.sets[index]);
-        let ranks = here.zip(&mut self.communicators).zip(&self.streams);
-        for (((rank, communicator), stream), buffers) in ranks.zip(set.inputs.iter().zip(&mut set.outputs)) {
-            calls::enqueue(communicator.with(self.options), stream, (&self.shape, size, place), rank, buffers)?;
-        }
-        Ok(())
-    }
-
     /// Captures graphs of `calls` calls each, as many as it takes to use every set.
-    pub(super) fn capture<T: Element>(&mut self, sets: &mut Sets<B, T>, place: Place, calls: u32) -> Result<Work<B>> {
-        let graphs = sets.len().div_ceil(calls as usize);
+    pub(super) fn capture(&mut self, load: &mut impl Load<B>, calls: u32) -> Result<Work<B>> {
+        let graphs = load.sets().div_ceil(calls as usize);
         let mut by_rank: Vec<Vec<B::Graph>> = self.streams.iter().map(|_| Vec::new()).collect();
-        let mut order = (0..sets.len()).cycle();
+        let mut order = (0..load.sets()).cycle();
         for _ in 0..graphs {
             self.streams.iter().try_for_each(B::begin_capture)?;
             for set in order.by_ref().take(calls as usize) {
-                self.enqueue(sets, set, place)?;
+                load.enqueue(self, set)?;
             }
             for (stream, graphs) in self.streams.iter().zip(&mut by_rank) {
                 graphs.push(B::end_capture(stream)?);
@@ -233,12 +226,7 @@ impl<B: Backend> Ranks<B> {
     }
 
     /// Runs `work` once and returns the slowest rank's time by its device's clock, over all processes. Ends idle.
-    pub(super) fn batch<T: Element>(
-        &mut self,
-        sets: &mut Sets<B, T>,
-        place: Place,
-        work: &Work<B>,
-    ) -> Result<Duration> {
+    pub(super) fn batch(&mut self, load: &mut impl Load<B>, work: &Work<B>) -> Result<Duration> {
         // The ranks start together, whatever was enqueued before: else the first would be timed while it waits for the last.
         for (communicator, stream) in self.communicators.iter_mut().zip(&self.streams) {
             communicator.barrier(stream)?;
@@ -250,8 +238,8 @@ impl<B: Backend> Ranks<B> {
         let starts = self.record()?;
         match work {
             Work::Calls(calls) => {
-                for set in (0..sets.len()).cycle().take(*calls as usize) {
-                    self.enqueue(sets, set, place)?;
+                for set in (0..load.sets()).cycle().take(*calls as usize) {
+                    load.enqueue(self, set)?;
                 }
             }
             Work::Graphs { by_rank, .. } => self.replay(by_rank)?,

@@ -8,6 +8,7 @@ use signal_comm::{Backend, Dtype, Plan};
 
 use super::args::Args;
 use super::measure::Measurement;
+use super::norm;
 use super::ranks::Ranks;
 use super::shape::{Shape, Size};
 use crate::error::{CliError, Result};
@@ -38,6 +39,8 @@ pub(super) struct Arguments {
     /// Each rank is a process; else all are of one.
     pub(super) processes: bool,
     pub(super) dtype: &'static str,
+    /// What stands behind the collective, if anything does.
+    pub(super) norm: Option<String>,
     /// "none" where nothing is reduced.
     pub(super) op: &'static str,
     /// -1 where there is none.
@@ -59,7 +62,7 @@ pub(super) struct Arguments {
     pub(super) timeout_seconds: f64,
 }
 
-/// One size.
+/// One size. With a norm behind a collective, algorithm and grid are what that alone would take.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     /// Of the side of a call that has more.
@@ -103,6 +106,7 @@ impl Report {
             ranks: ranks.world(),
             processes: !ranks.together.is_alone(),
             dtype: args.dtype.name(),
+            norm: norm::describe(args),
             op: ranks.shape.op_name(),
             root: ranks.shape.root_number(),
             algo: args.algo.clone(),
@@ -112,7 +116,7 @@ impl Report {
             warmup: args.warmup,
             blocks: args.blocks,
             threads: args.threads,
-            memory: args.memory.name(),
+            memory: if args.norm.is_some() { "local" } else { args.memory.name() },
             buffers: args.policy().name(),
             sets: args.sets(),
             share_devices: args.group.share_devices,
@@ -151,12 +155,12 @@ impl Report {
 
 impl Row {
     /// `measured` is out of place, then in place.
-    pub(super) fn new<T>(
+    pub(super) fn new(
         shape: &Shape,
         (size, dtype): (Size, Dtype),
         plan: Plan,
         sets: usize,
-        measured: [Option<&Measurement<T>>; 2],
+        measured: [Option<&Measurement>; 2],
     ) -> Self {
         let [out_of_place, in_place] = measured.map(|found| found.map(|found| Timing::new(found, size.bytes, shape)));
         Row {
@@ -180,7 +184,7 @@ impl Row {
 }
 
 impl Timing {
-    fn new<T>(found: &Measurement<T>, bytes: usize, shape: &Shape) -> Self {
+    fn new(found: &Measurement, bytes: usize, shape: &Shape) -> Self {
         let time_us = found.quantile(0.5);
         // Bytes a microsecond are megabytes a second.
         let algbw = bytes as f64 / time_us / 1e3;

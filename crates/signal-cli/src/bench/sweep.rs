@@ -4,7 +4,7 @@ use signal_comm::{Backend, DeviceFamily, Element, Error};
 
 use super::args::Args;
 use super::data::Sets;
-use super::measure;
+use super::load;
 use super::ranks::Ranks;
 use super::shape::Place;
 use crate::error::{CliError, Result};
@@ -35,7 +35,7 @@ pub(super) fn sweep<B: Backend, T: Element>(
     let mut tried: Vec<Tried> = Vec::new();
     for (blocks, threads) in grids(host, sets.size.bytes.div_ceil(16)) {
         ranks.set_grid(blocks, threads);
-        match measure::measure(ranks, sets, place, &short) {
+        match load::measure(ranks, sets, place, &short).map(|measured| measured.found) {
             Ok(found) if found.wrong > 0 => return Err(CliError::Mismatch(found.wrong)),
             Ok(found) => tried.push((blocks, threads, found.quantile(0.5))),
             // What the device cannot hold is no candidate.

@@ -95,6 +95,9 @@ fn header(report: &Report) -> String {
         None => "# time: device events around batches of calls".to_owned(),
     };
     text += ", per call on the slowest rank: median and 99th percentile over batches; bandwidths from the median\n";
+    if let Some(norm) = &arguments.norm {
+        text += &format!("# behind it, in the same call: {norm}; count: elements of a rank's rows\n");
+    }
     text += &match (arguments.buffers, arguments.sets) {
         (policy, 1) => format!("# buffers: {policy}, every call finds its data where the last one left it\n"),
         (policy, sets) => format!("# buffers: {policy}, calls go round {sets} sets\n"),
@@ -102,7 +105,10 @@ fn header(report: &Report) -> String {
     let reference = if arguments.op == "none" { "what was sent" } else { "the scalar reduction in rank order" };
     text +=
         &format!("# #wrong: elements of all ranks whose bits differ from {reference}, in single and in timed calls\n");
-    text += "# maxerr: largest absolute difference from the exact value in f64, not scaled\n";
+    text += match arguments.norm {
+        None => "# maxerr: largest absolute difference from the exact value in f64, not scaled\n",
+        Some(_) => "# maxerr: not measured behind a norm\n",
+    };
     text += "# N/A: the collective has no such form\n#\n";
     let place = |name: &str| format!("{name:^width$}", width = COLUMNS);
     let units = format!("{:>9} {:>9} {:>8} {:>8} {:>7} {:>9}", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "");

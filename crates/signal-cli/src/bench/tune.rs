@@ -16,7 +16,7 @@ use signal_comm::{
 
 use super::args::{self, Args as BenchArgs};
 use super::data::{self, Sets};
-use super::measure;
+use super::load;
 use super::ranks::Ranks;
 use super::seat::{Found, Seat};
 use super::shape::{Place, Size};
@@ -285,7 +285,7 @@ fn time<B: Backend, T: Element>(
 ) -> Result<f64> {
     ranks.set_plan(plan);
     let place = ranks.shape.places().first().copied().unwrap_or(Place::OutOfPlace);
-    let found = measure::measure(ranks, sets, place, args);
+    let found = load::measure(ranks, sets, place, args).map(|measured| measured.found);
     ranks.leave_plan();
     match found? {
         found if found.wrong > 0 => Err(CliError::Mismatch(found.wrong)),

@@ -21,7 +21,7 @@ fn run<B: Backend, T: Float>(world: &mut World<B>, rng: &mut Rng, job: &Job, cal
     let data = job.data::<T>(world.ranks());
     let mut buffers = Vec::new();
     world.each(|rank, comm, stream| {
-        buffers.push(Buffers::<B, T>::new(comm.device(), stream, job, &data, rank, pick(rng, &[0, 0, 1, 3])));
+        buffers.push(Buffers::<B, T>::new(comm.device(), stream, job, &data, rank, pick(rng, &[0, 0, 1, 3]))?);
         Ok(())
     });
     world.each(|rank, comm, stream| buffers[rank].launch(comm.with(call), stream, job));
@@ -143,7 +143,7 @@ pub fn norm_fast_is_close<B: Backend>(rig: &Rig<B>) {
             let data = job.data::<T>(3);
             let mut buffers = Vec::new();
             world.each(|rank, comm, stream| {
-                buffers.push(Buffers::<B, T>::new(comm.device(), stream, &job, &data, rank, 0));
+                buffers.push(Buffers::<B, T>::new(comm.device(), stream, &job, &data, rank, 0)?);
                 buffers[rank].launch(comm.with(CallOptions::default()), stream, &job)
             });
             world.wait();
@@ -211,7 +211,7 @@ pub fn norm_in_graphs_and_between_calls<B: Backend>(rig: &Rig<B>) {
         let mut buffers: Vec<Buffers<B, f16>> = Vec::new();
         let mut plain = world.local::<f32>(20_000);
         world.each(|rank, comm, stream| {
-            buffers.push(Buffers::new(comm.device(), stream, &job, &data, rank, 0));
+            buffers.push(Buffers::new(comm.device(), stream, &job, &data, rank, 0)?);
             Ok(())
         });
         let late = below(&mut rng, ranks);
