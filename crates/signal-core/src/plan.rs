@@ -75,11 +75,9 @@ const TABLE: &[Row] = {
         row((Host, ANY, 2), usize::MAX, OneStage, (1, 4096, 2)),
         row((Host, ANY, 8), 64 << 10, OneStage, (1, 4096, 1)),
         row((Host, ANY, 8), usize::MAX, TwoStage, (1, 4096, 2)),
-        // NVIDIA, two ranks on one device: swept on one H200, 2026-11-29 (benches/results). At 1 MiB one-stage is faster where
+        // NVIDIA, two ranks on one device: by `signal tune` on one H200, 2026-12-01 (tuning/nvidia-sm_90.toml). At 1 MiB one-stage is faster where
         // it can read the input in place, and much slower where it cannot, which a plan may not depend on.
-        row((Nvidia, SHARED, 2), 4 << 10, Lamport, (128, 1, 64)),
-        row((Nvidia, SHARED, 2), 8 << 10, Lamport, (256, 1, 64)),
-        row((Nvidia, SHARED, 2), 128 << 10, Lamport, (64, 1, 128)),
+        row((Nvidia, SHARED, 2), 256 << 10, Lamport, (128, 1, 128)),
         row((Nvidia, SHARED, 2), 1 << 20, Lamport, (256, 1, 128)),
         // More ranks on one device: 3, 4 and 8 on one H200, 2026-11-30. There nothing is sent over a link, so two-shot does not pay: 24.7
         // and 15.2 us at 4 MiB with 3 ranks.
@@ -311,6 +309,8 @@ const EXCHANGES: &[ExchangeRow] = {
         // Two ranks on one H200, a reduce-scatter of 64 KiB: 1.88 us, 1.92 with blocks of 256 threads.
         row(Nvidia, ANY, 64 << 10, Lines, (128, 1, 64)),
         row(Nvidia, ANY, 256 << 10, Lines, (256, 1, 128)),
+        // There, of 512 KiB: 2.7 us, 4.3 by pulling. Over NVLink it was not tried.
+        row(Nvidia, Some(Link::SameDevice), 512 << 10, Lines, (256, 1, 128)),
         // Two ranks on one H200, a reduce-scatter: 3.2 us at 2 KiB, 4.0 with blocks of 512 threads (benches/results).
         row(Nvidia, ANY, 16 << 10, Pull, (128, 1, 64)),
         row(Nvidia, ANY, 256 << 10, Pull, (256, 1, 128)),
