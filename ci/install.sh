@@ -2,7 +2,7 @@
 # Installs what the tests need: compilers by apt (as root on Debian or Ubuntu) and nvcc by pip, below .tools/. What is
 # there already is left alone.
 #
-#   ci/install.sh [packages|nvcc]
+#   ci/install.sh [packages|nvcc|browser]
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 # The last one is the HIP runtime itself, which says what a user without an AMD GPU hears, with its headers.
@@ -43,6 +43,7 @@ install_nvcc() {
 
 case ${1:-all} in
   packages) install_packages ;;
+  browser) PACKAGES=(chromium) && install_packages ;;
   nvcc) install_nvcc ;;
   all)
     if can_install; then install_packages; fi

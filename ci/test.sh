@@ -5,11 +5,11 @@
 #   ci/test.sh [--allow-missing] [--full] [STAGE...]
 #
 # Stages: fmt clippy docs images machine_code rocm hip_sys tests quickstart example tsan model mutants; --full adds the long forms: archs rocm_long long asan bindings
-# package.
+# package browser.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 STAGES=(fmt clippy docs images machine_code rocm hip_sys tests quickstart example tsan model mutants)
-LONG_STAGES=(archs rocm_long long asan bindings package)
+LONG_STAGES=(archs rocm_long long asan bindings package browser)
 # Of the short stages together.
 LIMIT=$((30 * 60))
 
@@ -185,6 +185,13 @@ stage_package() {
   done
 }
 
+# The report's page, as a browser shows it.
+stage_browser() {
+  if can_install; then ci/install.sh browser; fi
+  SIGNAL_BROWSER=$(command -v chromium || command -v chromium-browser || command -v google-chrome) \
+    cargo test -p signal-cli --test report -- --include-ignored
+}
+
 if [ "${1:-}" = --stage ]; then
   "stage_$2"
   exit
@@ -241,6 +248,7 @@ obstacle() {
     rocm | rocm_long)
       have "${CXX:-c++}" || say "no C++ compiler"
       [[ ",$FEATURES," == *,rocm,* ]] || say "no hip image" ;;
+    browser) can_install || have chromium || have chromium-browser || have google-chrome || say "no Chromium" ;;
     hip_sys) [ -e "${HIP_PATH:-/usr}/include/hip/hip_runtime_api.h" ] || say "no hip/hip_runtime_api.h" ;;
     tests | quickstart | tsan | mutants | long) have "${CXX:-c++}" || say "no C++ compiler" ;;
     machine_code)

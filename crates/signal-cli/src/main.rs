@@ -10,6 +10,7 @@ mod bench;
 mod doctor;
 mod error;
 mod machine;
+mod report;
 mod run;
 mod seed;
 mod soak;
@@ -59,6 +60,11 @@ Examples:
   signal soak --minutes 1
   signal soak --backend cuda --ranks 2 --minutes 60 --faults";
 
+const REPORT_EXAMPLES: &str = "\
+Examples:
+  signal report all-reduce.json -o report.html
+  signal report before.json after.json -o report.html --commit 1830c7e --link-gb-s 450 --floor-us 1.6";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   signal run --trace out.json -- signal bench all-reduce --ranks 2 -e 4K
@@ -84,6 +90,9 @@ enum Command {
     /// Measures which plans are fastest on this machine, and writes them to a file that the library loads.
     #[command(after_help = TUNE_EXAMPLES)]
     Tune(bench::tune::Args),
+    /// Makes a page of charts and tables of what bench has measured.
+    #[command(arg_required_else_help = true, after_help = REPORT_EXAMPLES)]
+    Report(report::Args),
     /// Runs random programs of collectives until the time is over, and checks every result.
     #[command(after_help = SOAK_EXAMPLES)]
     Soak(soak::Args),
@@ -113,6 +122,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Bench(args) }) => bench::run(&args),
         Ok(Cli { command: Command::Tune(args) }) => bench::tune::run(&args),
         Ok(Cli { command: Command::Soak(args) }) => soak::run(&args),
+        Ok(Cli { command: Command::Report(args) }) => report::run(&args),
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
         Ok(Cli { command: Command::Doctor(args) }) => doctor::run(&args),
         Ok(Cli { command: Command::Completions { shell } }) => completions(shell),
