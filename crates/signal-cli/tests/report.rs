@@ -1,6 +1,6 @@
 //! `signal report`: a page of a real run, and that a browser shows it.
 #![cfg(feature = "host")]
-#![allow(clippy::unwrap_used, reason = "clippy knows tests, but not what they call")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "clippy knows tests, but not what they call")]
 
 mod common;
 
@@ -79,7 +79,7 @@ fn what_is_no_report_is_named() {
 
 /// What the browser that `SIGNAL_BROWSER` names makes of a page.
 fn browser(html: &Path, arguments: &[&str]) -> Vec<u8> {
-    let browser = std::env::var_os("SIGNAL_BROWSER").unwrap_or_else(|| panic!("SIGNAL_BROWSER names no browser"));
+    let browser = std::env::var_os("SIGNAL_BROWSER").expect("SIGNAL_BROWSER names a browser");
     let profile = fresh_path("report-browser");
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"])
