@@ -43,6 +43,16 @@ fn json_names_every_backend() {
     assert_eq!((&host["usable"], &host["problem"]), (&true.into(), &serde_json::Value::Null));
     assert!(host["devices"][1]["image"]["ok"].is_string());
     assert_eq!(host["peers"][0][1]["can"], true);
+    for matrix in ["read_gb_s", "barrier_us"] {
+        for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            assert!(host["matrices"][matrix][row][column].as_f64().unwrap() > 0.0, "{host}");
+        }
+    }
+    assert_eq!(
+        (&host["processes"], &host["pinned"]),
+        (&serde_json::json!({"ok": null}), &serde_json::json!({"ok": null}))
+    );
+    assert!(host["verdicts"].as_array().unwrap().iter().all(|verdict| verdict["works"] == true), "{host}");
     for (index, compiled) in [(1, cfg!(feature = "cuda")), (2, cfg!(feature = "rocm"))] {
         let backend = &report["backends"][index];
         assert_eq!(backend["compiled"], compiled);
@@ -50,6 +60,22 @@ fn json_names_every_backend() {
     }
     let memory = &report["memory"]["ok"];
     assert_eq!(memory["signal_bytes"], 25_952_272);
+}
+
+#[cfg(feature = "host")]
+#[test]
+fn verdicts_come_last_and_variables_of_others_are_explained() {
+    let run = signal_with("doctor --quick", &[("SIGNAL_HOST_DEVICES", "2"), ("CUDA_LAUNCH_BLOCKING", "1")]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let verdict = run.stdout.split_once("\nverdict\n").unwrap().1;
+    assert!(verdict.contains("host: collectives: yes\n"), "{verdict}");
+    assert!(run.stdout.contains("CUDA_LAUNCH_BLOCKING=1: 1: each launch waits"), "{run:?}");
+    // Nothing is measured, no process started.
+    assert!(!run.stdout.contains("GB/s") && !verdict.contains("processes"), "{run:?}");
+    for (feature, compiled) in [("cuda", cfg!(feature = "cuda")), ("rocm", cfg!(feature = "rocm"))] {
+        let refused = verdict.contains(&format!("{feature}: collectives: no: "));
+        assert!(compiled || (refused && verdict.contains(&format!("--features {feature}"))), "{verdict}");
+    }
 }
 
 #[test]

@@ -210,6 +210,8 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     /// A kernel image as it is handed over: the bytes that the driver loads, or a table of functions.
     type Image: ?Sized + 'static;
 
+    /// The version of what it drives, for reports.
+    fn version(&self) -> String;
     /// Enumerates the devices, in the driver's order. An error if there is none.
     fn devices(&self) -> Result<Vec<Self::Device>>;
     /// Describes a device.

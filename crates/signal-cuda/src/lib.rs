@@ -62,6 +62,11 @@ impl Backend for Cuda {
     type Module = Module;
     type Image = [u8];
 
+    fn version(&self) -> String {
+        let version = self.driver_version();
+        format!("CUDA driver API {}.{}", version / 1000, version % 1000 / 10)
+    }
+
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
     }

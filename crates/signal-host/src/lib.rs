@@ -75,6 +75,10 @@ impl Backend for Host {
     type Module = Module;
     type Image = HostImageTable;
 
+    fn version(&self) -> String {
+        "threads of this process".to_owned()
+    }
+
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
     }

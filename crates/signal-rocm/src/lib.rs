@@ -54,6 +54,10 @@ impl Backend for Rocm {
     type Module = Module;
     type Image = [u8];
 
+    fn version(&self) -> String {
+        format!("HIP runtime {}", driver::shown(self.driver_version()))
+    }
+
     fn devices(&self) -> Result<Vec<Device>> {
         Ok(self.all_devices())
     }

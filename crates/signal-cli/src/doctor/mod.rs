@@ -1,10 +1,21 @@
 //! `signal doctor`: what this machine can run, and why not the rest.
+//!
+//! Everything is examined first, as data; the text, the JSON and the verdicts are made of that.
+
+mod environment;
+mod library;
+mod matrix;
+mod processes;
+mod verdict;
 
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use signal_comm::layout::{CONTROL_BYTES, HOST_CONTROL_BYTES, SCRATCH_OFFSET, SIGNAL_BYTES};
 use signal_comm::{Backend, Link, MemoryKind, Settings, prove_peer};
 
+use self::environment::Other;
+use self::matrix::Matrices;
+use self::verdict::Verdict;
 use crate::backend::{BackendName, WithBackend, with_backend};
 use crate::error::{CliError, Result};
 use crate::machine::{Device, Machine, binary_size, print, signal_variables};
@@ -14,11 +25,15 @@ pub(crate) struct Args {
     /// Prints JSON
     #[arg(long)]
     json: bool,
+
+    /// Measures nothing and starts no processes
+    #[arg(long)]
+    quick: bool,
 }
 
 /// Prints the report. An error if nothing is usable.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let report = Report::examine();
+    let report = Report::examine(args.quick);
     let text = if args.json {
         serde_json::to_string_pretty(&report).map_err(std::io::Error::from)? + "\n"
     } else {
@@ -39,12 +54,19 @@ struct Report {
     #[serde(serialize_with = "value_or_error")]
     memory: std::result::Result<Memory, String>,
     environment: Vec<(String, String)>,
+    other_environment: Vec<Other>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct BackendReport {
     name: &'static str,
     compiled: bool,
+    /// Of the driver or runtime.
+    version: Option<String>,
+    /// The file that was loaded.
+    library: Option<String>,
+    /// Version of the driver in the operating system's kernel.
+    kernel_driver: Option<String>,
     /// Compiled in, with a device that has loaded the kernel image.
     usable: bool,
     /// Why it is not usable.
@@ -54,6 +76,14 @@ struct BackendReport {
     peers: Vec<Vec<Peer>>,
     /// Where the ranks of a communicator of all devices share memory.
     shared: Option<String>,
+    /// Of the host backend those of two devices.
+    matrices: Matrices,
+    /// Whether two processes computed together; with what they share in pinned memory of the host too.
+    #[serde(serialize_with = "maybe_value_or_error")]
+    processes: Option<std::result::Result<(), String>>,
+    #[serde(serialize_with = "maybe_value_or_error")]
+    pinned: Option<std::result::Result<(), String>>,
+    verdicts: Vec<Verdict>,
 }
 
 #[derive(Serialize)]
@@ -86,7 +116,7 @@ struct Memory {
 }
 
 impl Report {
-    fn examine() -> Self {
+    fn examine(quick: bool) -> Self {
         let memory = Settings::from_env().map_err(|error| error.to_string()).map(|settings| Memory {
             signal_bytes: SIGNAL_BYTES,
             control_bytes: CONTROL_BYTES,
@@ -96,9 +126,10 @@ impl Report {
         });
         Report {
             machine: Machine::here(),
-            backends: BackendName::ALL.map(BackendReport::examine).into(),
+            backends: BackendName::ALL.map(|name| BackendReport::examine(name, quick)).into(),
             memory,
             environment: signal_variables(),
+            other_environment: environment::others(),
         }
     }
 
@@ -127,31 +158,45 @@ impl Report {
         if self.environment.is_empty() {
             text += "  none is set\n";
         }
+        for Other { name, value, effect } in &self.other_environment {
+            text += &format!("  {name}={value}: {effect}\n");
+        }
+        text += "\nverdict\n";
+        for backend in &self.backends {
+            for Verdict { feature, works, why } in &backend.verdicts {
+                let word = if *works { "yes" } else { "no" };
+                let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+                text += &format!("  {}: {feature}: {word}{why}\n", backend.name);
+            }
+        }
         text
     }
 }
 
 impl BackendReport {
-    fn examine(name: BackendName) -> Self {
-        let mut report = BackendReport {
-            name: name.name(),
-            compiled: name.is_compiled(),
-            usable: false,
-            problem: None,
-            devices: Vec::new(),
-            peers: Vec::new(),
-            shared: None,
-        };
-        match with_backend(name, Examine) {
-            Ok((devices, peers)) => (report.devices, report.peers) = (devices, peers),
+    fn examine(name: BackendName, quick: bool) -> Self {
+        let mut report = BackendReport { name: name.name(), compiled: name.is_compiled(), ..BackendReport::default() };
+        match with_backend(name, Examine { quick }) {
+            Ok(found) => {
+                report.version = Some(found.version);
+                (report.devices, report.peers, report.matrices) = (found.devices, found.peers, found.matrices);
+            }
             Err(error) => report.problem = Some(error.to_string()),
         }
+        report.library = library::loaded(report.name);
+        report.kernel_driver = library::kernel_driver(report.name);
         report.shared =
             where_shared(&report.peers, Settings::from_env().ok().and_then(|settings| settings.peer_to_peer));
         report.usable = report.devices.iter().any(|device| device.image.is_ok());
         if report.problem.is_none() && !report.usable {
             report.problem = Some("no device has loaded the kernel image".to_owned());
         }
+        // Settings that cannot be read are told of elsewhere.
+        if report.usable && !quick && Settings::from_env().is_ok() {
+            report.processes = Some(processes::work_together(name, false));
+            report.pinned = Some(processes::work_together(name, true));
+        }
+        report.verdicts = verdict::of(&report);
         report
     }
 
@@ -165,6 +210,12 @@ impl BackendReport {
         if let Some(problem) = &self.problem {
             text += &format!("  {problem}\n");
         }
+        if let Some(version) = &self.version {
+            let library = self.library.as_ref().map_or_else(String::new, |path| format!(", {path}"));
+            let driver =
+                self.kernel_driver.as_ref().map_or_else(String::new, |version| format!(", kernel driver {version}"));
+            text += &format!("  {version}{library}{driver}\n");
+        }
         for (index, DeviceReport { device, image }) in self.devices.iter().enumerate() {
             let Device { name, arch, compute_units, clock_hz, max_block_threads, .. } = device;
             let memory = binary_size(device.memory_bytes);
@@ -177,7 +228,22 @@ impl BackendReport {
             let megahertz = clock_hz / 1_000_000;
             text += &format!("     {image}; up to {max_block_threads} threads a block; kernel clock {megahertz} MHz\n");
         }
-        text + &self.peer_matrix()
+        text += &self.peer_matrix();
+        if self.peers.len() > 1 {
+            let links = |row: &Vec<Peer>| row.iter().map(|peer| peer.link.clone()).collect();
+            text += &matrix::text("links", &self.peers.iter().map(links).collect::<Vec<_>>());
+        }
+        let Matrices { read_gb_s, barrier_us, refused } = &self.matrices;
+        if !read_gb_s.is_empty() {
+            let title = "GB/s at which the row's device reads the column's memory (the diagonal: copies its own)";
+            text += &matrix::text(title, &matrix::cells(read_gb_s));
+            let title = "us of a barrier between ranks on the two, in a graph (the diagonal: they share the device)";
+            text += &matrix::text(title, &matrix::cells(barrier_us));
+        }
+        for (row, column, why) in refused {
+            text += &format!("  not measured: {row} of {column}: {why}\n");
+        }
+        text
     }
 
     /// Rows read and write the memory of columns.
@@ -217,10 +283,20 @@ impl BackendReport {
 }
 
 /// Looks at an open backend's devices.
-struct Examine;
+struct Examine {
+    quick: bool,
+}
+
+/// What was found of them.
+struct Found {
+    version: String,
+    devices: Vec<DeviceReport>,
+    peers: Vec<Vec<Peer>>,
+    matrices: Matrices,
+}
 
 impl WithBackend for Examine {
-    type Output = (Vec<DeviceReport>, Vec<Vec<Peer>>);
+    type Output = Found;
 
     fn run<B: Backend>(self, backend: &B) -> Result<Self::Output> {
         let devices = backend.devices()?;
@@ -232,7 +308,11 @@ impl WithBackend for Examine {
         };
         let reports = devices.iter().map(examine).collect();
         let peers = devices.iter().map(|from| devices.iter().map(|to| peer::<B>(from, to)).collect()).collect();
-        Ok((reports, peers))
+        let is_host = B::NAME == BackendName::Host.name();
+        // All devices of the host are slices of one machine.
+        let measured = &devices[..devices.len().min(if is_host { 2 } else { devices.len() })];
+        let matrices = if self.quick { Matrices::default() } else { matrix::measure::<B>(measured, is_host) };
+        Ok(Found { version: backend.version(), devices: reports, peers, matrices })
     }
 }
 
@@ -287,5 +367,15 @@ fn value_or_error<T: Serialize, S: serde::Serializer>(
     match value {
         Ok(value) => Outcome::Ok(value).serialize(serializer),
         Err(error) => Outcome::<T>::Error(error).serialize(serializer),
+    }
+}
+
+fn maybe_value_or_error<S: serde::Serializer>(
+    value: &Option<std::result::Result<(), String>>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    match value {
+        None => serializer.serialize_none(),
+        Some(value) => value_or_error(value, serializer),
     }
 }
