@@ -414,6 +414,19 @@ mod tests {
     }
 
     #[test]
+    fn the_files_that_come_with_the_library_are_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tuning");
+        let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(!files.is_empty());
+        for file in files {
+            let tuning = Tuning::read(&file).unwrap();
+            let name = format!("{}-{}", family_name(tuning.family), tuning.arch);
+            assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()));
+            assert!(!tuning.tables().is_empty());
+        }
+    }
+
+    #[test]
     fn a_later_table_takes_the_place_of_an_earlier() {
         let mut tuning = tuning();
         let before = tuning.fingerprint();
