@@ -18,7 +18,7 @@ export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 
 # Members with the features host, cuda and rocm, and members without.
 FEATURED=(signal-comm signal-cli bias-gelu)
-PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance signal-hip-abi)
+PLAIN=(signal-core signal-host signal-cuda signal-rocm signal-conformance signal-hip-abi signal-nccl signal-nccl-abi)
 
 stage_fmt() {
   cargo fmt --all --check
@@ -83,6 +83,10 @@ ROCM_CASES=(
 stage_rocm() {
   run_rocm "" rocm "${ROCM_CASES[@]}"
   run_rocm "" rocm_refusals
+  # The bench's comparison, on a library that stands for RCCL too (tests/nccl-abi).
+  cargo build -p signal-nccl-abi
+  cp "${CARGO_TARGET_DIR:-target}/debug/librccl.so" target/hip-abi/lib/librccl.so.1
+  LD_LIBRARY_PATH=$PWD/target/hip-abi/lib cargo test -p signal-cli --no-default-features --features "$FEATURES" --test compare -- --include-ignored
 }
 
 # The backend's list of the HIP interface against an independent one, which wants the headers and the library.

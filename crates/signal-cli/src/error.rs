@@ -17,6 +17,9 @@ pub(crate) enum CliError {
     /// The library refused or failed.
     #[error("{0}")]
     Signal(#[from] signal_comm::Error),
+    /// The library that Signal is compared with refused or failed.
+    #[error("{0}")]
+    Nccl(#[from] signal_nccl::Error),
     /// The backend's code is not in this binary.
     #[error("this `signal` was built without the {0} backend; build it with `--features {0}`")]
     NotCompiled(BackendName),

@@ -44,6 +44,7 @@ Examples:
   signal bench all-reduce
   signal bench all-reduce --backend cuda -d bf16 --graph 50 -b 512 -e 1G --json all-reduce.json
   signal bench all-gather --backend cuda --spawn 8
+  signal bench all-reduce --backend cuda --ranks 2 --graph 50 --compare nccl --csv all-reduce.csv
   signal bench broadcast --backend cuda --root 1 --memory local
   signal bench all-reduce --norm rms --hidden 4096 --norm-output e4m3-row -d bf16 --graph 50
   signal bench reduce-scatter --launched";

@@ -390,3 +390,25 @@ fn norms_behind_collectives_are_right() {
     assert_eq!(run.code, Some(1));
     assert!(run.stdout.contains("# Wrong elements: 1 FAILED"), "{run:?}");
 }
+
+#[test]
+fn lines_of_values_say_what_the_report_says() {
+    let (csv, json) = (fresh_path("bench.csv"), fresh_path("bench-csv.json"));
+    let line = format!("bench all-reduce -b 512 -e 1K {SHORT} --csv {} --json {}", csv.display(), json.display());
+    signal(&line).rows();
+    let text = fs::read_to_string(&csv).unwrap();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines.len(), 1 + 2 * 2, "{text}");
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+    let at = |name: &str| lines[0].iter().position(|column| *column == name).unwrap();
+    let report = parse(&json);
+    let first = &report["rows"][0]["out_of_place"];
+    assert_eq!(
+        (lines[1][at("bytes")], lines[1][at("place")], lines[1][at("library")]),
+        ("512", "out of place", "signal")
+    );
+    for column in ["min_us", "time_us", "p99_us", "busbw_gb_s"] {
+        assert_eq!(lines[1][at(column)].parse::<f64>().unwrap(), first[column].as_f64().unwrap());
+    }
+    signal(&format!("bench all-reduce -b 512 -e 512 --csv {}", csv.join("x").display())).refused(1, "bench.csv");
+}

@@ -1,6 +1,7 @@
 //! What a vendor must provide. Nothing in here knows what an all-reduce is.
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -265,6 +266,12 @@ pub trait Backend: Clone + Debug + Send + Sync + Sized + 'static {
     fn stream_id(stream: &Self::Stream) -> StreamId;
     /// Device of the stream.
     fn stream_device(stream: &Self::Stream) -> Self::Device;
+    /// The driver's handle of the stream, for calls of other libraries on the same driver; `None` where there is no driver. It is not to be
+    /// destroyed, and lives as long as the stream.
+    fn raw_stream(stream: &Self::Stream) -> Option<NonNull<c_void>>;
+    /// Runs `work` while the device is the current one of this thread, where other libraries on the same driver look for it. Where
+    /// there is no driver, it just runs.
+    fn with_current<R>(device: &Self::Device, work: impl FnOnce() -> R) -> Result<R>;
     /// True when everything enqueued on the stream has completed.
     fn is_idle(stream: &Self::Stream) -> Result<bool>;
     /// True between [`begin_capture`](Self::begin_capture) and [`end_capture`](Self::end_capture).

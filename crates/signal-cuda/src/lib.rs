@@ -33,6 +33,7 @@ mod shared;
 mod stream;
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -146,6 +147,15 @@ impl Backend for Cuda {
 
     fn stream_device(stream: &Stream) -> Device {
         stream.device().clone()
+    }
+
+    fn raw_stream(stream: &Stream) -> Option<NonNull<c_void>> {
+        NonNull::new(stream.raw().cast())
+    }
+
+    fn with_current<R>(device: &Device, work: impl FnOnce() -> R) -> Result<R> {
+        let _current = device.enter()?;
+        Ok(work())
     }
 
     fn is_idle(stream: &Stream) -> Result<bool> {

@@ -47,6 +47,7 @@ mod testing;
 mod tests;
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -158,6 +159,14 @@ impl Backend for Host {
 
     fn stream_device(stream: &Stream) -> Device {
         stream.device().clone()
+    }
+
+    fn raw_stream(_: &Stream) -> Option<NonNull<c_void>> {
+        None
+    }
+
+    fn with_current<R>(_: &Device, work: impl FnOnce() -> R) -> Result<R> {
+        Ok(work())
     }
 
     fn is_idle(stream: &Stream) -> Result<bool> {

@@ -8,6 +8,7 @@ use signal_comm::kernel::RowFormat;
 use signal_comm::layout::MAX_GPUS;
 use signal_comm::{Algorithm, Collective, Dtype, FastSum, ReduceOp, parse_bytes};
 
+use super::compare::{self, Rival};
 use super::norm;
 use super::seat::Position;
 use crate::backend::{self, BackendName, GroupArgs};
@@ -80,6 +81,10 @@ pub(crate) struct Args {
     #[arg(long, requires = "norm")]
     pub(crate) fast: bool,
 
+    /// Measures the vendor's library beside, in the same run on the same buffers: nccl with cuda, rccl with rocm
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIBRARY", conflicts_with_all = ["norm", "sweep"])]
+    pub(crate) compare: Vec<Rival>,
+
     /// Root of what has one [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
     pub(crate) root: Option<usize>,
@@ -131,6 +136,10 @@ pub(crate) struct Args {
     /// Writes machine, arguments and results to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+
+    /// Writes a line for each size, place and library to a file, under a line with the columns' names
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
 
     /// Writes inputs and outputs to a directory, with a manifest, for a check by someone else
     #[arg(long, value_name = "DIR")]
@@ -207,6 +216,7 @@ impl Args {
         if let Some(root) = self.root.filter(|_| !collective.has_root()) {
             return Err(CliError::Arguments(format!("--root {root}: {collective} has no root")));
         }
+        compare::check(self)?;
         if self.norm.is_some() {
             norm::check(self)?;
         }

@@ -16,6 +16,7 @@
 mod args;
 mod calls;
 mod check;
+mod compare;
 mod data;
 mod dump;
 mod expected;
@@ -40,6 +41,7 @@ use half::{bf16, f16};
 use signal_comm::{Backend, Dtype, Element, Float};
 
 pub(crate) use self::args::Args;
+use self::compare::Beside;
 use self::data::Sets;
 use self::dump::Dump;
 use self::load::Measured;
@@ -108,10 +110,15 @@ impl Bench<'_> {
         let mut report = Report::new(self.args, &ranks);
         let prepared = self.prepare::<B, T>(&ranks, &report, json);
         let Prepared { sizes, mut dump, table } = ranks.agree(prepared)?;
+        let mut rivals = Vec::new();
+        for rival in &self.args.compare {
+            rivals.push(Beside::create(*rival, &mut ranks)?);
+        }
         let result = match self.args.norm {
-            None => self.run_sizes::<B, T>(&mut ranks, &sizes, &mut report, &table, dump.as_mut()),
+            None => self.run_sizes::<B, T>(&mut ranks, (&sizes, &rivals), &mut report, &table, dump.as_mut()),
             Some(_) => self.run_norms::<B, T>(&mut ranks, &mut report, &table),
         };
+        let result = result.and_then(|()| rivals.into_iter().try_for_each(Beside::end));
         // The rows so far are of use even when a later size failed.
         let result = result.and_then(|()| table.finish(&report)).and_then(|()| match report.wrong() {
             0 => Ok(()),
@@ -121,6 +128,9 @@ impl Bench<'_> {
         report.error = result.as_ref().err().map(ToString::to_string);
         if let Some(path) = json {
             report.write(path)?;
+        }
+        if let Some(path) = self.args.csv.as_deref().filter(|_| leads) {
+            report.write_csv(path)?;
         }
         result
     }
@@ -139,7 +149,8 @@ impl Bench<'_> {
         let sizes = self.bytes.iter().map(size).collect::<Result<Vec<_>>>()?;
         let largest = sizes.last().map_or(0, |size| size.bytes);
         data::affordable_sets(ranks, largest, self.args.sets())?;
-        if let Some(path) = json {
+        let csv = self.args.csv.as_deref().filter(|_| ranks.together.leads());
+        for path in json.into_iter().chain(csv) {
             OpenOptions::new().create(true).append(true).open(path).map_err(CliError::file(path))?;
         }
         let leads = ranks.together.leads();
@@ -152,7 +163,7 @@ impl Bench<'_> {
     fn run_sizes<B: Backend, T: Element>(
         &self,
         ranks: &mut Ranks<B>,
-        sizes: &[Size],
+        (sizes, rivals): (&[Size], &[Beside]),
         report: &mut Report,
         table: &Table,
         mut dump: Option<&mut Dump>,
@@ -186,7 +197,11 @@ impl Bench<'_> {
             }
             let plan = ranks.plan(size, T::DTYPE);
             let found = measured.map(|measured| measured.map(|measured| &measured.found));
-            let row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets.len(), found);
+            let mut row = Row::new(&ranks.shape, (size, T::DTYPE), plan, sets.len(), found);
+            for rival in rivals {
+                table.progress("compare", size.bytes);
+                row.contenders.push(rival.measure(ranks, &mut sets, self.args)?);
+            }
             table.row(&row)?;
             report.rows.push(row);
         }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use signal_comm::{Backend, Dtype, Plan};
 
 use super::args::Args;
+use super::compare::Contender;
 use super::measure::Measurement;
 use super::norm;
 use super::ranks::Ranks;
@@ -80,6 +81,8 @@ pub(super) struct Row {
     /// `None` where the collective has no such form.
     pub(super) out_of_place: Option<Timing>,
     pub(super) in_place: Option<Timing>,
+    /// Other libraries, measured beside.
+    pub(super) contenders: Vec<Contender>,
 }
 
 /// One size in one place.
@@ -136,7 +139,9 @@ impl Report {
 
     /// Wrong elements of all sizes.
     pub(super) fn wrong(&self) -> u64 {
-        self.timings().map(|timing| timing.wrong).sum()
+        let others = self.rows.iter().flat_map(|row| &row.contenders);
+        let others = others.flat_map(|other| other.out_of_place.iter().chain(&other.in_place));
+        self.timings().chain(others).map(|timing| timing.wrong).sum()
     }
 
     /// Mean bus bandwidth over sizes and places, as nccl-tests has it.
@@ -146,6 +151,29 @@ impl Report {
 
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         write_json(path, self)
+    }
+
+    /// The same as lines of values that commas separate; none of them has any.
+    pub(super) fn write_csv(&self, path: &Path) -> Result<()> {
+        let Arguments { collective, ranks, .. } = self.arguments;
+        let mut text = "collective,dtype,op,root,ranks,bytes,count,place,library,algorithm,blocks,threads,min_us,time_us,p99_us,algbw_gb_s,busbw_gb_s,wrong\n"
+            .to_owned();
+        for row in &self.rows {
+            let Row { bytes, count, dtype, op, root, algorithm, blocks, threads, .. } = row;
+            let own = [("signal", format!("{algorithm},{blocks},{threads}"), &row.out_of_place, &row.in_place)];
+            let others = row.contenders.iter().map(|o| (o.name, ",,".to_owned(), &o.out_of_place, &o.in_place));
+            for (library, plan, out_of_place, in_place) in own.into_iter().chain(others) {
+                for (place, timing) in [("out of place", out_of_place), ("in place", in_place)] {
+                    let Some(Timing { min_us, time_us, p99_us, algbw_gb_s, busbw_gb_s, wrong, .. }) = timing else {
+                        continue;
+                    };
+                    text += &format!(
+                        "{collective},{dtype},{op},{root},{ranks},{bytes},{count},{place},{library},{plan},{min_us},{time_us},{p99_us},{algbw_gb_s},{busbw_gb_s},{wrong}\n"
+                    );
+                }
+            }
+        }
+        fs::write(path, text).map_err(CliError::file(path))
     }
 
     fn timings(&self) -> impl Iterator<Item = &Timing> {
@@ -175,6 +203,7 @@ impl Row {
             sets,
             out_of_place,
             in_place,
+            contenders: Vec::new(),
         }
     }
 
@@ -184,7 +213,7 @@ impl Row {
 }
 
 impl Timing {
-    fn new(found: &Measurement, bytes: usize, shape: &Shape) -> Self {
+    pub(super) fn new(found: &Measurement, bytes: usize, shape: &Shape) -> Self {
         let time_us = found.quantile(0.5);
         // Bytes a microsecond are megabytes a second.
         let algbw = bytes as f64 / time_us / 1e3;

@@ -35,7 +35,22 @@ impl Table {
         let Row { bytes, count, dtype, op, root, out_of_place, in_place, .. } = row;
         self.bar.inc(row.timings().count() as u64);
         let (left, right) = (columns(out_of_place.as_ref()), columns(in_place.as_ref()));
-        self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {root:>4} {left} {right}\n"))
+        self.print(&format!("{bytes:>12} {count:>12} {dtype:>7} {op:>6} {root:>4} {left} {right}\n"))?;
+        for other in &row.contenders {
+            let beside = |name: &str, own: &Option<Timing>, timing: &Option<Timing>| {
+                let (own, timing) = (own.as_ref()?, timing.as_ref()?);
+                let (us, ratio, wrong) = (timing.time_us, timing.time_us / own.time_us, timing.wrong);
+                let wrong = if wrong > 0 { format!(", {wrong} WRONG") } else { String::new() };
+                Some(format!(" {name} {us:.2} us, {:.3} GB/s, {ratio:.2} x Signal's{wrong};", timing.busbw_gb_s))
+            };
+            let places = [
+                beside("out of place", &row.out_of_place, &other.out_of_place),
+                beside("in place", &row.in_place, &other.in_place),
+            ];
+            let places: String = places.into_iter().flatten().collect();
+            self.print(&format!("#{:>11} {} {}:{}\n", "", other.name, other.version, places.trim_end_matches(';')))?;
+        }
+        Ok(())
     }
 
     /// Prints that the next row's calls had fewer sets of buffers than they were to go round.
