@@ -131,11 +131,10 @@ pub(crate) fn faults(name: &str, kernel: &Kernel, spelling: Spelling) -> Vec<&'s
     let begins = |names: &[&str]| names.iter().any(|begin| name.starts_with(begin));
     let waits_for_peers =
         !begins(&["signal_peer_probe", "signal_rms_norm", "signal_norm_rows", "signal_norm_narrow_rows"]);
-    // Flags that stand for data: they are released to peers, behind what the whole block has written, and acquired.
+    // Flags that stand for data: they are released to peers, behind what the whole block has written, and acquired. Those of `signal_trace` stand for none.
     let by_barriers = begins(&[
         "signal_barrier",
         "signal_check",
-        "signal_trace",
         "signal_all_reduce_one_stage",
         "signal_all_reduce_two_stage",
         "signal_reduce_scatter",
